@@ -214,11 +214,7 @@ class Optimizers(Framework):
 
     @abstractmethod
     def trainable(self, model: Any) -> list[Any]:
-        """Returns the arrays of a model that an optimizer may update, in order."""
-
-    @abstractmethod
-    def with_trainable(self, model: Any, arrays: Sequence[Any]) -> Any:
-        """Returns a copy of a model with other arrays in their place; the model stays as it is."""
+        """Returns the arrays of `state(model)` that an optimizer may update, in order."""
 
     @abstractmethod
     def read_optimizer(

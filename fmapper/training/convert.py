@@ -186,26 +186,28 @@ def _carry(
 ) -> OptimizerState:
     """Returns an optimizer's state in the order and layouts of the converted model.
 
-    A moment is laid out like its parameter. So it goes the way of the parameters: into a copy of
-    the source, by name into a copy of the converted model, and out of that.
+    A moment is laid out like its parameter. So it goes the way of the parameters: by their names
+    into a copy of the converted model, and out of that.
     """
     import numpy as np
 
     old = source.trainable(model)
     is_pair = isinstance(model, tuple) and weights_of(model) is None  # a function, its parameters
+    arrays = state(model[1] if is_pair else model)
+    if len({*map(id, old)}) < len(old):
+        raise ConversionError(
+            "two parameters are one array, which is converted as a tie, and the optimizer has each "
+            "of them: copy one, or give the model one parameter for both"
+        )
 
-    def through(arrays: Sequence[Any]) -> list[Any]:
-        copy = source.with_trainable(model, arrays)
-        return target.trainable(fill(state(copy[1] if is_pair else copy)))
+    def through(new: Sequence[Any]) -> list[Any]:
+        changed = {id(x): array for x, array in zip(old, new, strict=True)}
+        return target.trainable(fill({n: changed.get(id(x), x) for n, x in arrays.items()}))
 
     def follow(numbers: Iterable[Any]) -> list[Any]:
         """Returns whole numbers in the places of the new parameters, from some for each old one."""
         full = [np.broadcast_to(x, like.shape) for x, like in zip(numbers, old, strict=True)]
-
-        def carry(digits: Sequence[Any]) -> list[Any]:
-            filled = load_state([*old], {str(at): array for at, array in enumerate(digits)})
-            return [np.asarray(to_numpy(array), np.float32) for array in through(filled)]
-
+        carry = lambda new: [np.asarray(to_numpy(x), np.float32) for x in through(new)]  # noqa: E731
         return carry_numbers(full, carry)
 
     # Of which old parameters each new one is made; -1 for constants.
@@ -237,14 +239,14 @@ def _carry(
         settings = {**group.settings, "axes": axes} if orders else group.settings
         groups.append(replace(group, members=tuple(places), settings=settings))
     slots = {}
-    for slot, arrays in held.slots.items():
+    for slot, moments in held.slots.items():
         if held.algorithm == "adafactor":  # whose slots are laid out as it takes the axes
-            moved = {at: arrays[origin] for at, (origin, _) in orders.items() if origin in arrays}
+            moved = {at: moments[origin] for at, (origin, _) in orders.items() if origin in moments}
             slots[slot] = mover_to(target)(moved)
             continue
         # Where there is none, the parameter stands for it, and is left out again.
-        new = through([arrays.get(at, x) for at, x in enumerate(old)])
-        slots[slot] = {at: new[at] for at, origin in enumerate(origins) if origin <= arrays.keys()}
+        new = through([moments.get(at, x) for at, x in enumerate(old)])
+        slots[slot] = {at: new[at] for at, origin in enumerate(origins) if origin <= moments.keys()}
     return replace(held, groups=tuple(groups), slots=slots)
 
 

@@ -61,7 +61,7 @@ def load_adapter(folder: str | os.PathLike[str]) -> LoraAdapter:
     """
     folder = Path(folder)
     try:
-        return _read(folder, read_settings(folder / _CONFIG))
+        return _read(folder / _WEIGHTS, read_settings(folder / _CONFIG))
     except _Problem as problem:
         raise CheckpointError(f"{folder}: {problem}") from None
 
@@ -75,7 +75,7 @@ def _require(holds: Any, problem: str) -> None:
         raise _Problem(problem)
 
 
-def _read(folder: Path, settings: Mapping[str, Any]) -> LoraAdapter:
+def _read(weights: Path, settings: Mapping[str, Any]) -> LoraAdapter:
     from fmapper.checkpoints.load import load
 
     kind, begin = settings.get("peft_type"), settings.get("init_lora_weights", True)
@@ -96,7 +96,7 @@ def _read(folder: Path, settings: Mapping[str, Any]) -> LoraAdapter:
     )
     parts: dict[str, dict[str, Any]] = defaultdict(dict)
     replaced = {}
-    for key, array in to_numpy(dict(load(folder / _WEIGHTS, format="safetensors"))).items():
+    for key, array in to_numpy(dict(load(weights, format="safetensors"))).items():
         name = key.removeprefix(_PREFIX)
         if part := _PART.fullmatch(name):
             module, end = part.groups()
@@ -245,15 +245,6 @@ def save_adapter(adapter: LoraAdapter, folder: str | os.PathLike[str]) -> None:
             is_other = field != "magnitude" and ("embedding" in end) != update.is_embedding
             if not is_other and getattr(update, field) is not None:
                 arrays[f"{_PREFIX}{name.removesuffix('weight')}{end}"] = getattr(update, field)
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = json.dumps(_settings_of(adapter), indent=2, sort_keys=True)
-    save(arrays, folder / _WEIGHTS, metadata={"format": "pt"})
-    with new_file(folder / _CONFIG) as file:
-        file.write(settings.encode() + b"\n")
-
-
-def _settings_of(adapter: LoraAdapter) -> dict[str, Any]:
-    """Returns PEFT's configuration of an adapter."""
     settings = {"peft_type": "LORA", "task_type": None, "bias": "none", "inference_mode": True}
     settings |= json.loads(adapter.settings)
     updates = {name.removesuffix(".weight"): u for name, u in adapter.updates.items()}
@@ -277,7 +268,9 @@ def _settings_of(adapter: LoraAdapter) -> dict[str, Any]:
         settings[f"{pattern}_pattern"] = {
             re.escape(module): value for module, value in values.items() if value != usual
         }
-    return settings | {
-        **{name: any(values) for name, values in shared.items()},
-        "target_modules": targets if is_complete else sorted(updates),
-    }
+    settings["target_modules"] = targets if is_complete else sorted(updates)
+    settings |= {name: any(values) for name, values in shared.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save(arrays, folder / _WEIGHTS, metadata={"format": "pt"})
+    with new_file(folder / _CONFIG) as file:
+        file.write(json.dumps(settings, indent=2, sort_keys=True).encode() + b"\n")

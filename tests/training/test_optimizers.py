@@ -1020,14 +1020,15 @@ def test_groups_are_exact_in_a_small_dtype():
     from fmapper.training import Group, OptimizerState
     from fmapper.training.convert import _carry
 
-    side = SimpleNamespace(trainable=list, with_trainable=lambda _, arrays: [*arrays])
+    side = SimpleNamespace(trainable=list)
     old = [torch.zeros(2, dtype=torch.bfloat16) for _ in range(300)] + [torch.zeros(0)]
     groups = tuple(Group((at,), {"lr": float(at)}) for at in range(301))
     held = OptimizerState("sgd", groups, {})
-    carried = _carry(held, side, old, side, lambda arrays: [*arrays.values()])
+    fill = lambda arrays: [torch.tensor(x, dtype=torch.bfloat16) for x in arrays.values()]  # noqa: E731
+    carried = _carry(held, side, old, side, fill)
     assert carried.groups == groups[:300]  # nothing is in the last parameter
     with pytest.raises(ConversionError, match="parameter 0 of the result is made of several"):
-        _carry(held, side, old, side, lambda arrays: [torch.cat([*arrays.values()])])
+        _carry(held, side, old, side, lambda arrays: [torch.cat(fill(arrays))])
 
 
 @pytest.mark.nightly

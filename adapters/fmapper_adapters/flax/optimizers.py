@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,19 +26,12 @@ class FlaxOptimizers(JaxOptimizers):
         is_of_nnx = nnx is not None and isinstance(x, nnx.Optimizer | nnx.EMA)
         return is_of_nnx or super().is_optimizer(x)
 
-    def split(self, model: Any) -> tuple[Any, Callable[[Any], Any]]:
-        """Returns the state of the parameters of a module, and what replaces it in a copy."""
+    def params(self, model: Any) -> Any:
+        """Returns the state of the parameters of a module."""
         from flax import nnx
 
-        if not isinstance(model, nnx.Module):  # Linen, with its variables
-            return super().split(model)
-
-        def put(params: Any) -> Any:
-            copy = nnx.clone(model)
-            nnx.update(copy, params)
-            return copy
-
-        return nnx.state(model, nnx.Param), put
+        is_module = isinstance(model, nnx.Module)  # else of Linen, with its variables
+        return nnx.state(model, nnx.Param) if is_module else super().params(model)
 
     def read_updates(self, model: Any, optimizer: Any) -> OptimizerState:
         """Returns an `nnx.Optimizer`, which may be one of some of the parameters, as plain data."""
@@ -49,7 +42,7 @@ class FlaxOptimizers(JaxOptimizers):
         if not isinstance(optimizer, nnx.Optimizer):
             return super().read_updates(model, optimizer)
         params = nnx.state(model, optimizer.wrt)
-        places = {path: at for at, path in enumerate(_paths(self.split(model)[0]))}
+        places = {path: at for at, path in enumerate(_paths(self.params(model)))}
         others = [".".join(map(str, path)) for path in _paths(params) if path not in places]
         if others:
             raise ConversionError(f"the optimizer updates {others[0]}, which is not an nnx.Param")
@@ -69,7 +62,7 @@ class FlaxOptimizers(JaxOptimizers):
         from fmapper.training import Group, OptimizerState
 
         arrays = dict(nnx.to_flat_state(average.params))
-        paths = _paths(self.split(model)[0])
+        paths = _paths(self.params(model))
         lost = [".".join(map(str, path)) for path in paths if path not in arrays]
         if lost:
             raise ConversionError(f"nnx.EMA: has no average of {lost[0]}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,39 +23,23 @@ class JaxOptimizers(Optimizers):
         is_pair = isinstance(x, tuple) and len(x) == 2
         return is_pair and all(callable(getattr(x[0], name, None)) for name in ("init", "update"))
 
-    def split(self, model: Any) -> tuple[Any, Callable[[Any], Any]]:
-        """Returns the tree of parameters that an optimizer is made for, and what replaces it.
+    def params(self, model: Any) -> Any:
+        """Returns the tree of parameters that an optimizer is made for.
 
         Of a converted model its `params`, of a pair of a Linen module and its variables their
         `params`, of a function and its parameters these, of another tree its inexact arrays.
         """
         if isinstance(getattr(model, "params", None), dict):
-            return model.params, lambda params: model.replace(params=params)
-        function, tree = None, model
-        if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
-            function, tree = model
+            return model.params
+        is_pair = isinstance(model, tuple) and len(model) == 2 and callable(model[0])
+        function, tree = model if is_pair else (None, model)
         if hasattr(function, "init") and "params" in tree:
-            return tree["params"], lambda params: (function, {**tree, "params": params})
-
-        def put(params: Any) -> Any:
-            made = jax.tree.map(
-                lambda new, old: old if new is None else new,
-                params,
-                tree,
-                is_leaf=lambda x: x is None,
-            )
-            return made if function is None else (function, made)
-
-        return jax.tree.map(_if_inexact, tree), put
+            return tree["params"]
+        return jax.tree.map(lambda x: x if _is_inexact(x) else None, tree)
 
     def trainable(self, model: Any) -> list[Any]:
         """Returns the parameters of a model."""
-        return jax.tree.leaves(self.split(model)[0])
-
-    def with_trainable(self, model: Any, arrays: Sequence[Any]) -> Any:
-        """Returns the model with other parameters."""
-        params, put = self.split(model)
-        return put(jax.tree.unflatten(jax.tree.structure(params), arrays))
+        return jax.tree.leaves(self.params(model))
 
     def read_optimizer(
         self, model: Any, optimizer: Any, scheduler: Any, every: int | None = None
@@ -72,7 +56,7 @@ class JaxOptimizers(Optimizers):
         """Returns an optimizer of a model as plain data."""
         from fmapper_adapters.jax.training import read
 
-        return read.read(self.split(model)[0], *optimizer)
+        return read.read(self.params(model), *optimizer)
 
     def without_gradient(self, array: Any) -> Any:
         """Returns `jax.lax.stop_gradient` of an array."""
@@ -94,10 +78,9 @@ class JaxOptimizers(Optimizers):
         """Returns a transformation and its state."""
         from fmapper_adapters.jax.training import build
 
-        return build.build(self.split(model)[0], state), None
+        return build.build(self.params(model), state), None
 
 
-def _if_inexact(x: Any) -> Any:
-    """Returns an array that has gradients, and None for anything else."""
+def _is_inexact(x: Any) -> bool:
     is_array = isinstance(x, jax.Array) or hasattr(x, "__array_interface__")
-    return x if is_array and jnp.issubdtype(jnp.result_type(x), jnp.inexact) else None
+    return is_array and bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))

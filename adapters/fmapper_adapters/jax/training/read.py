@@ -67,7 +67,7 @@ _INSTEAD = {
 # A chain in letters, which is one of torch's where it has this order: what torch does outside, then
 # a sign, a decay, a scaling, a decay, and rates.
 _ORDER = re.compile(r"a?o*(m|(?P<sign>s(?=.))?d?(c|vt?|t|e)?d?[rs]*)")
-_LETTERS = {
+_LETTERS = dict.fromkeys(_CORES, "c") | {
     "MultiSteps": "a", "clip": "o", "clip_by_global_norm": "o", "add_decayed_weights": "d",
     "scale_by_rms": "v", "scale_by_stddev": "v", "trace": "t", "ema": "e", "scale": "r",
     "scale_by_schedule": "r",
@@ -113,8 +113,15 @@ def read(
         if not chain or pieces[chain[-1]].name != "set_to_zero":  # whose input does not matter
             chains[chain].append(at)
     for piece in pieces:
-        if piece.name in _OUTSIDE:
-            _say_outside(piece, len(leaves))
+        if piece.name not in _OUTSIDE:
+            continue
+        if len(piece.members) != len(leaves):
+            raise ConversionError(
+                f"{piece.name} of some of the parameters has no counterpart in torch. "
+                "Do it for all of them, or outside of the optimizer."
+            )
+        what = _OUTSIDE[piece.name].format(**piece.settings)
+        warn(f"{piece.name}: torch's optimizers do not {what}", ConversionWarning)
     groups, slots, algorithms = [], defaultdict[str, dict[int, Any]](dict), set[str]()
     for chain, members in chains.items():
         algorithm, group, trees = _read_chain([pieces[i] for i in chain])
@@ -203,28 +210,16 @@ def _number(value: Any) -> Any:
     return np.asarray(value).item() if np.ndim(value) == 0 else value
 
 
-def _letter(piece: _Piece) -> str:
-    if isinstance(piece.state, Moments):
-        return "m"
-    if piece.name == "scale" and _number(piece.settings["step_size"]) == -1.0:
-        return "s"
-    return _LETTERS.get(piece.name, "c" if piece.name in _CORES else "x")
-
-
-def _say_outside(piece: _Piece, count: int) -> None:
-    """Warns of what the user has to do in torch, whose optimizers do not."""
-    if len(piece.members) != count:
-        raise ConversionError(
-            f"{piece.name} of some of the parameters has no counterpart in torch. "
-            "Do it for all of them, or outside of the optimizer."
-        )
-    what = _OUTSIDE[piece.name].format(**piece.settings)
-    warn(f"{piece.name}: torch's optimizers do not {what}", ConversionWarning)
-
-
 def _read_chain(pieces: Sequence[_Piece]) -> _Reading:
     """Reads a chain as an algorithm of torch with its settings."""
-    letters = "".join(map(_letter, pieces))
+    letters = "".join(
+        "m"
+        if isinstance(piece.state, Moments)
+        else "s"
+        if piece.name == "scale" and _number(piece.settings["step_size"]) == -1.0
+        else _LETTERS.get(piece.name, "x")
+        for piece in pieces
+    )
     if [piece.name for piece in pieces] == ["ema"]:
         return _read_average(pieces[0])
     order = _ORDER.fullmatch(letters)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,15 +21,7 @@ class TorchOptimizers(Optimizers):
 
     def trainable(self, model: Any) -> list[Any]:
         """Returns the parameters of a module."""
-        return [parameter.detach() for parameter in model.parameters()]
-
-    def with_trainable(self, model: Any, arrays: Sequence[Any]) -> Any:
-        """Returns a copy of a module with other values in its parameters."""
-        memo = {
-            id(old): torch.nn.Parameter(new, requires_grad=old.requires_grad)
-            for old, new in zip(model.parameters(), arrays, strict=True)
-        }
-        return copy.deepcopy(model, memo)
+        return [*model.parameters()]
 
     def read_optimizer(
         self, model: Any, optimizer: Any, scheduler: Any, every: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -106,7 +106,15 @@ def read(
     if scheduler is not None:
         counted = None if algorithm in _UNCOUNTED else steps
         schedules = schedulers.read(scheduler, counted, every)
-        _check_rates(optimizer, settings, schedules)
+        for number, group in enumerate(optimizer.param_groups):
+            schedule, rate = schedules[number]["lr"], float(group["lr"])
+            expected = schedule.rate(settings[number]["lr"], schedule.position // schedule.every)
+            if not math.isclose(rate, expected, rel_tol=1e-6, abs_tol=1e-12):
+                raise ConversionError(
+                    f"{name}: group {number} has the rate {rate}, and its scheduler gives "
+                    f"{expected} after {scheduler.last_epoch} steps: something else has set the "
+                    "rate, or the scheduler is not one of this optimizer"
+                )
     elif any("initial_lr" in group for group in optimizer.param_groups):
         message = (
             f"{name} has a scheduler, which was not passed: the rate stays as it is now. Pass "
@@ -148,24 +156,6 @@ def _problems(
     return [problem for problem, holds in problems.items() if holds]
 
 
-def _check_rates(
-    optimizer: torch.optim.Optimizer,
-    settings: Sequence[Mapping[str, Any]],
-    schedules: Sequence[Mapping[str, Schedule]],
-) -> None:
-    """Raises where a schedule does not give the rates that the groups have."""
-    for number, group in enumerate(optimizer.param_groups):
-        schedule, rate = schedules[number]["lr"], float(group["lr"])
-        step = schedule.position // schedule.every
-        expected = schedule.rate(settings[number]["lr"], step)
-        if not math.isclose(rate, expected, rel_tol=1e-6, abs_tol=1e-12):
-            raise ConversionError(
-                f"{type(optimizer).__name__}: group {number} has the rate {rate}, and its "
-                f"scheduler gives {expected} after {step} steps: something else has set the rate, "
-                "or the scheduler is not one of this optimizer"
-            )
-
-
 def _settings(group: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
     """Returns the settings of a group, with the rate and momentum that a schedule begins with."""
     values = {
@@ -187,6 +177,7 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value
 
 
+@torch.no_grad()
 def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
     """Returns an optimizer of torch and a scheduler; see `Optimizers.write_optimizer`."""
     if state.algorithm == "average":
@@ -220,14 +211,13 @@ def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
                 f"{axes}, and torch's in that of the parameter"
             )
         for at in group.members:
+            dtype = parameters[at].dtype
             # As torch's own optimizers make them: of the dtype and layout of their parameter. Of a
             # matrix Adafactor estimates the same with rows and columns exchanged.
             entry = {
-                _EXCHANGED[slot] if axes else slot: (arrays[at].mT if axes else arrays[at]).to(
-                    parameters[at].dtype, copy=True
-                )
+                _EXCHANGED[slot] if axes else slot: (x.mT if axes else x).to(dtype, copy=True)
                 for slot, arrays in state.slots.items()
-                if at in arrays
+                if (x := arrays.get(at)) is not None
             }
             if entry and state.algorithm not in _UNCOUNTED:
                 entry["step"] = torch.tensor(float(group.step))  # of the default dtype, as there
@@ -263,9 +253,8 @@ def _write_average(model: torch.nn.Module, state: OptimizerState) -> typed_utils
     how = {"avg_fn": _unbias(decay)} if kind == "unbiased" else ema
     averaged: typed_utils.AveragedModel = swa_utils.AveragedModel(model, **how)
     averaged.n_averaged.fill_(group.step)
-    with torch.no_grad():
-        for at, parameter in enumerate(averaged.module.parameters()):
-            parameter.copy_(state.slots["average"][at])
+    for at, parameter in enumerate(averaged.module.parameters()):
+        parameter.copy_(state.slots["average"][at])
     return averaged
 
 

@@ -148,7 +148,10 @@ def write(optimizer: torch.optim.Optimizer, schedules: Sequence[Mapping[str, Sch
     elif first.kind in _NATIVE and all(x == first for x in rates):
         scheduler = getattr(lr_scheduler, first.kind)(optimizer, **first.settings)
         if first.kind == "CosineAnnealingWarmRestarts":
-            held = _cycle(position, **first.settings)
+            held = {"T_i": first.settings["T_0"], "T_cur": position}
+            while held["T_cur"] >= held["T_i"]:
+                held["T_cur"] -= held["T_i"]
+                held["T_i"] *= first.settings["T_mult"]
     else:
         scheduler, bases = lr_scheduler.LambdaLR(optimizer, [*values]), [1.0] * len(bases)
     for group, base, value in zip(optimizer.param_groups, bases, values, strict=True):
@@ -157,15 +160,6 @@ def write(optimizer: torch.optim.Optimizer, schedules: Sequence[Mapping[str, Sch
     held["_last_lr"] = [group["lr"] for group in optimizer.param_groups]
     scheduler.load_state_dict({**scheduler.state_dict(), **held})
     return scheduler
-
-
-def _cycle(position: int, *, T_0: int, T_mult: int, **_: Any) -> dict[str, int]:
-    """Returns the length of the cycle that a position is in, and how much of it is over."""
-    length, over = T_0, position
-    while over >= length:
-        over -= length
-        length *= T_mult
-    return {"T_i": length, "T_cur": over}
 
 
 def _cycle_momentum(
