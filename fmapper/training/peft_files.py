@@ -136,22 +136,22 @@ def _check_targets(
     settings: Mapping[str, Any], modules: Iterable[str], replaced: Iterable[str]
 ) -> None:
     """Raises for modules that the configuration names and the file does not have, or vice versa."""
-    targets, saved = settings.get("target_modules") or (), settings.get("modules_to_save") or ()
-    excluded = settings.get("exclude_modules") or []
+    targets, excluded = (_patterns(settings.get(f"{key}_modules")) for key in ("target", "exclude"))
     lost = [
-        "".join(target)
-        for target in ([targets] if isinstance(targets, str) else [[x] for x in targets])
-        if not any(_is_target(target, module) for module in modules)
-        and not _is_target(excluded, "".join(target))  # which PEFT writes among the targets
+        name
+        for name, pattern in targets.items()
+        if not any(map(pattern.fullmatch, modules))
+        and not _match(excluded, name)  # which PEFT writes among the targets
     ]
     paths = [f".{name}" for name in replaced]
+    saved = settings.get("modules_to_save") or ()
     lost += [module for module in saved if not any(f".{module}." in path for path in paths)]
     _require(
         not lost,
         f"the configuration has the modules {', '.join(map(show, lost))}, of which there are no "
         "weights in the file",
     )
-    strange = [module for module in modules if targets and not _is_target(targets, module)]
+    strange = [module for module in modules if targets and not _match(targets, module)]
     _require(
         not strange,
         f"the file has weights for {', '.join(map(show, strange[:3]))}, which the target_modules "
@@ -159,11 +159,15 @@ def _check_targets(
     )
 
 
-def _is_target(targets: str | Iterable[str], module: str) -> bool:
-    """Returns whether PEFT adapts a module: by an expression, or by the ends of paths."""
+def _patterns(targets: str | Iterable[str] | None) -> dict[str, re.Pattern[str]]:
+    """Returns what PEFT matches paths with: an expression, or the ends of paths."""
     if isinstance(targets, str):
-        return targets == "all-linear" or _compile(targets).fullmatch(module) is not None
-    return any(f".{module}".endswith(f".{target}") for target in targets)
+        return {targets: _compile(".*" if targets == "all-linear" else targets)}
+    return {name: re.compile(rf"(.*\.)?{re.escape(name)}") for name in targets or ()}
+
+
+def _match(patterns: Mapping[str, re.Pattern[str]], module: str) -> bool:
+    return any(pattern.fullmatch(module) for pattern in patterns.values())
 
 
 def _low_rank(
@@ -177,13 +181,8 @@ def _low_rank(
         a.ndim > 1 and b.ndim == a.ndim and a.shape[0] == b.shape[1],
         f"{module}: lora_A of {a.shape} and lora_B of {b.shape} do not fit together",
     )
-    rank, alpha = (
-        _by_pattern(settings.get(f"{key}_pattern"), module, default)
-        for key, default in (
-            ("rank", settings.get("r", a.shape[0])),
-            ("alpha", settings["lora_alpha"]),
-        )
-    )
+    rank = _by_pattern(settings.get("rank_pattern"), module, settings.get("r", a.shape[0]))
+    alpha = _by_pattern(settings.get("alpha_pattern"), module, settings["lora_alpha"])
     said = f"{module} has rank {a.shape[0]}, and the configuration says {rank}"
     _require(int(rank) == a.shape[0], said)
     has, wants = magnitude is not None, bool(settings.get("use_dora"))
@@ -191,8 +190,8 @@ def _low_rank(
     _require(has == wants, f"{module} has {said}")
     scale = float(alpha) / _divisor(settings, a.shape[0])
     is_transposed = is_embedding or bool(settings.get("fan_in_fan_out"))
-    flags = {"is_transposed": is_transposed, "is_embedding": is_embedding}
-    return LowRank(a, b, magnitude, scale=scale, **flags)
+    kind = {"is_transposed": is_transposed, "is_embedding": is_embedding}
+    return LowRank(a, b, magnitude, scale=scale, **kind)
 
 
 def _by_pattern(patterns: Any, module: str, default: Any) -> Any:
@@ -260,7 +259,7 @@ def save_adapter(adapter: LoraAdapter, folder: str | os.PathLike[str]) -> None:
     ranks = {name: int(update.a.shape[0]) for name, update in updates.items()}
     alphas = {name: u.scale * _divisor(settings, ranks[name]) for name, u in updates.items()}
     targets = settings.get("target_modules") or []
-    is_complete = bool(targets) and all(_is_target(targets, name) for name in updates)
+    is_complete = bool(targets) and all(_match(_patterns(targets), name) for name in updates)
     if any(settings.get(name) for name in _NARROWING):  # which would leave out what was added
         is_complete, settings = False, settings | dict.fromkeys(_NARROWING)
     for name, pattern, values in (("r", "rank", ranks), ("lora_alpha", "alpha", alphas)):

@@ -76,9 +76,9 @@ class JaxOptimizers(Optimizers):
 
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
         """Returns a transformation and its state."""
-        from fmapper_adapters.jax.training import build
+        from fmapper_adapters.jax.training import transformations
 
-        return build.build(self.params(model), state), None
+        return transformations.build(self.params(model), state), None
 
 
 def _is_inexact(x: Any) -> bool:

@@ -20,8 +20,7 @@ import numpy as np
 from fmapper import ConversionError, ConversionWarning
 from fmapper.backends import warn
 from fmapper.training import ALGORITHMS, Group, OptimizerState, Schedule
-from fmapper_adapters.jax.training.build import OfCount, Rate
-from fmapper_adapters.jax.training.transformations import Moments
+from fmapper_adapters.jax.training.transformations import Moments, OfCount, Rate
 
 
 class _Core(NamedTuple):
