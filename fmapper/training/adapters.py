@@ -68,12 +68,7 @@ class LowRank:
         return self.merge(weight)
 
     def merge(self, weight: Any, sign: int = 1) -> Any:
-        """Returns a weight with the update in it, of the dtype of the weight.
-
-        Args:
-            weight: The weight.
-            sign: -1 takes the update out again.
-        """
+        """Returns a weight with the update in it, of its dtype; a sign of -1 takes that out."""
         xp = array_namespace(weight)
         left, right = self.factors()
         matrix = xp.reshape(weight, (left.shape[0], right.shape[1]))

@@ -259,7 +259,8 @@ def save_adapter(adapter: LoraAdapter, folder: str | os.PathLike[str]) -> None:
     ranks = {name: int(update.a.shape[0]) for name, update in updates.items()}
     alphas = {name: u.scale * _divisor(settings, ranks[name]) for name, u in updates.items()}
     targets = settings.get("target_modules") or []
-    is_complete = bool(targets) and all(_match(_patterns(targets), name) for name in updates)
+    patterns = _patterns(targets)
+    is_complete = bool(targets) and all(_match(patterns, name) for name in updates)
     if any(settings.get(name) for name in _NARROWING):  # which would leave out what was added
         is_complete, settings = False, settings | dict.fromkeys(_NARROWING)
     for name, pattern, values in (("r", "rank", ranks), ("lora_alpha", "alpha", alphas)):

@@ -38,7 +38,12 @@ class FlaxOptimizers(JaxOptimizers):
         from flax import nnx
 
         if isinstance(optimizer, nnx.EMA):
-            return self._read_average(model, optimizer)
+            import optax
+
+            own = {*_paths(self.params(model))}  # it may have other variables, too
+            flat = [item for item in nnx.to_flat_state(optimizer.params) if item[0] in own]
+            held = optax.EmaState(jnp.ones((), jnp.int32), nnx.as_pure(nnx.from_flat_state(flat)))
+            return super().read_updates(model, (optax.ema(optimizer.decay, debias=False), held))
         if not isinstance(optimizer, nnx.Optimizer):
             return super().read_updates(model, optimizer)
         params = nnx.state(model, optimizer.wrt)
@@ -55,20 +60,6 @@ class FlaxOptimizers(JaxOptimizers):
             groups = (replace(group, step=group.step or steps) for group in state.groups)
             state = replace(state, groups=tuple(groups))
         return state
-
-    def _read_average(self, model: Any, average: Any) -> OptimizerState:
-        from flax import nnx
-
-        from fmapper.training import Group, OptimizerState
-
-        arrays = dict(nnx.to_flat_state(average.params))
-        paths = _paths(self.params(model))
-        lost = [".".join(map(str, path)) for path in paths if path not in arrays]
-        if lost:
-            raise ConversionError(f"nnx.EMA: has no average of {lost[0]}")
-        group = Group(tuple(range(len(paths))), {"kind": "ema", "decay": average.decay}, 1)
-        held = {at: arrays[path][...] for at, path in enumerate(paths)}
-        return OptimizerState("average", (group,), {"average": held})
 
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
         """Returns an `nnx.Optimizer` for a module; a pair of averages, or of a Linen module."""

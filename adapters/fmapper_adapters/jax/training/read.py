@@ -150,15 +150,17 @@ def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> It
     elif name == "named_chain":
         for key, transformation in inner["transforms"]:
             yield from _pieces(transformation.update, state[key], params, members)
-    elif name in ("partition", "multi_transform"):
-        labels = _each(name, inner["param_labels"], params)
-        for label, part in state.inner_states.items():
+    elif name in ("partition", "multi_transform", "masked"):
+        is_mask = name == "masked"
+        tree = inner["mask" if is_mask else "param_labels"]
+        labels = jax.tree.leaves(tree(params) if callable(tree) else tree)
+        if len(labels) != len(jax.tree.leaves(params)):
+            raise ConversionError(f"{name}: its labels or flags are not one for each parameter")
+        parts = {True: state} if is_mask else state.inner_states
+        for label, part in parts.items():
             chosen = frozenset(at for at in members if labels[at] == label)
-            yield from _pieces(inner["transforms"][label].update, part.inner_state, params, chosen)
-    elif name == "masked":
-        flags = _each(name, inner["mask"], params)
-        chosen = frozenset(at for at in members if flags[at])
-        yield from _pieces(inner["inner"].update, state.inner_state, params, chosen)
+            made = inner["inner"] if is_mask else inner["transforms"][label]
+            yield from _pieces(made.update, part.inner_state, params, chosen)
     elif name == "inject_hyperparams":
         values = {key: _number(value) for key, value in state.hyperparams.items()}
         moving = dict(getattr(state, "hyperparams_states", {}))
@@ -188,13 +190,6 @@ def _pieces(update: Any, state: Any, params: Any, members: frozenset[int]) -> It
         yield from _pieces(steps["_opt"].update, state.inner_opt_state, params, members)
     elif name != "identity":
         yield _Piece(name, inner, state, members)
-
-
-def _each(name: str, tree: Any, params: Any) -> list[Any]:
-    leaves = jax.tree.leaves(tree(params) if callable(tree) else tree)
-    if len(leaves) != len(jax.tree.leaves(params)):
-        raise ConversionError(f"{name}: its labels or flags are not one for each parameter")
-    return leaves
 
 
 def _closure(function: Any) -> dict[str, Any]:

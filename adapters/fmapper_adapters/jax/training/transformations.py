@@ -316,17 +316,14 @@ def _adafactor(gradient: Any, old: Any, slots: _Slots, s: Any) -> _Result:
     alpha = scale * jnp.minimum(s.lr, jax.lax.rsqrt(s.number))
     axes = s.axes or range(gradient.ndim)
     gradient = gradient.transpose(axes)
-    new = dict(slots)
-    for name in _MEAN_OVER if gradient.ndim > 1 else ("variance",):
-        mean = gradient**2
-        if name in _MEAN_OVER:
-            mean = jnp.mean(mean, _MEAN_OVER[name], keepdims=True)
-        new[name] = slots[name] + share * (mean - slots[name])
+    new, means = dict(slots), {"variance": gradient**2}
     if gradient.ndim > 1:
-        estimate = new["row_var"] * new["col_var"]
-        estimate /= jnp.maximum(jnp.mean(new["row_var"], -2, keepdims=True), small)
-    else:
-        estimate = new["variance"]
+        means = {name: jnp.mean(gradient**2, at, keepdims=True) for name, at in _MEAN_OVER.items()}
+    for name, mean in means.items():
+        estimate = new[name] = slots[name] + share * (mean - slots[name])
+    if gradient.ndim > 1:
+        mean = jnp.mean(new["row_var"], -2, keepdims=True)
+        estimate = new["row_var"] * new["col_var"] / jnp.maximum(mean, small)
     update = gradient * jax.lax.rsqrt(jnp.maximum(estimate, small**2))
     update = update / jnp.maximum(1.0, jnp.sqrt(jnp.mean(update**2)) / s.d)
     return -alpha * update.transpose(np.argsort(axes)), new
