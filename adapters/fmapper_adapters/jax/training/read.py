@@ -346,7 +346,7 @@ def _arrays(
     """Yields the arrays of a slot that are held for some parameters."""
     leaves = jax.tree.leaves(tree, is_leaf=_is_masked)
     if len(leaves) != len(params):  # those of `eqx.is_array`, with integers
-        leaves = [x for x in leaves if _is_masked(x) or jnp.issubdtype(x, jnp.inexact)]
+        leaves = [x for x in leaves if _is_masked(x) or jnp.issubdtype(x.dtype, jnp.inexact)]
     if len(leaves) != len(params):
         raise ConversionError(
             f"the optimizer has {slot} for {len(leaves)} parameters, and the model has "
