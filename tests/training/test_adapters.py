@@ -102,6 +102,8 @@ def test_a_linear_layer_multiplies_with_an_update_beside_its_weight():
     beside = lambda a: a(model)(x)  # noqa: E731
     merged = lambda a: model.replace(params=a(model.params))(x)  # noqa: E731
     assert np.allclose(beside(adapter), merged(adapter), atol=1e-5)
+    twice = adapter(adapter(model))(x)
+    assert np.allclose(twice - merged(adapter), merged(adapter) - model(x), atol=1e-5)
     renamed = LoraAdapter({"q.weight": adapter.updates["0.weight"]})
     placed = renamed.place(Rules([Rename("q.{x}", "0.{x}")]))
     assert np.allclose(beside(placed), merged(adapter), atol=1e-5)

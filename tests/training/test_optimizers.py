@@ -213,6 +213,19 @@ def test_schedules_go_on_from_their_position_and_come_back(schedule, steps):
         assert difference(fmapper.state(back), weights(net)) < 1e-12
 
 
+def test_a_rate_of_optax_is_one_of_the_widest_floats():
+    """Or weight decay would be rounded by it. And a rate is a function for `jax.jit`."""
+    from fmapper.training import Schedule
+    from fmapper_adapters.jax.training.transformations import OfCount, Rate
+
+    with double():
+        schedule = optax.linear_schedule(1e-2, 1e-3, 10)
+        rate = Rate(1.0, Schedule("LambdaLR", {"function": OfCount(schedule)}))
+        assert schedule(jnp.int32(3)).dtype == jnp.float32
+        assert jax.jit(rate)(jnp.int32(3)) == schedule(jnp.int32(3))
+        assert rate(jnp.int32(3)).dtype == jnp.float64
+
+
 @pytest.mark.parametrize("shape", [(4, 6), (8, 8), (16, 5)])
 def test_newton_schulz_rounds_as_torch_does(shape):
     from torch.optim import _muon

@@ -69,10 +69,13 @@ class JaxOptimizers(Optimizers):
         return LowRankSum(weight, left, right)
 
     def with_named(self, model: Any, change: Callable[[Mapping[str, Any]], Any]) -> Any:
-        """Returns a `JaxModel` with other `params`."""
+        """Returns a `JaxModel` with other `params`; another adapter is merged into them before."""
         if not isinstance(getattr(model, "params", None), dict):
             return super().with_named(model, change)
-        return model.replace(params=change(model.params))
+        from fmapper_adapters.jax.arrays.low_rank import merge_parts
+
+        params = {name: merge_parts(array) for name, array in model.params.items()}
+        return model.replace(params=change(params))
 
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
         """Returns a transformation and its state."""

@@ -26,7 +26,7 @@ _DECOUPLED = ("adafactor", "muon")  # whose weights decay by themselves, not by 
 _MEAN_OVER = {"row_var": -1, "col_var": -2}  # of the square that Adafactor divides in two
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class Rate:
     """A setting by the count of updates, as optax takes it: a schedule that scales a base value."""
 
@@ -37,7 +37,8 @@ class Rate:
         """Returns the value for an update."""
         count = jnp.asarray(count) // self.schedule.every
         step = count.astype(jnp.result_type(float))  # a quotient of int32 is float32
-        return self.schedule.rate(self.base, step, _NAMESPACE)
+        # optax has float32 for an int32, in which products with a decay would round.
+        return jnp.asarray(self.schedule.rate(self.base, step, _NAMESPACE), step.dtype)
 
 
 @dataclass(frozen=True)  # with a dict, which LambdaLR saves
