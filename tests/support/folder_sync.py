@@ -51,24 +51,52 @@ def ended(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def train(path: Path, rank: int, size: int, steps: int = 1_000_000, *, delta: bool = False) -> None:
+def connect(path: Path, rank: int, size: int, *, gloo: bool) -> Folder | None:
+    """Returns a folder as transport; or joins a group of gloo, which is the default."""
+    if not gloo:
+        return Folder(path, rank, size)
+    import torch
+
+    store = f"file://{path / 'store'}"
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=size, init_method=store)
+    return None
+
+
+def train(
+    path: Path,
+    rank: int,
+    size: int,
+    steps: int = 1_000_000,
+    *,
+    delta: bool = False,
+    gloo: bool = False,
+) -> None:
     """Changes all weights in each step; every third call is without a delta."""
-    source = state(0)
-    transport = Folder(path, rank, size)
+    source, transport = state(0), connect(path, rank, size, gloo=gloo)
     sync = fmapper.Sync(source, None, transport=transport, timeout=LIMIT)
+    (path / f"process-{rank}-begins").touch()
     for step in range(1, steps + 1):
         for array in source.values():
             np.add(array, 1, out=array)
         sync(delta=delta and step % 3 != 0)
 
 
-def run(path: Path, rank: int, size: int, steps: int = 1_000_000, *, delta: bool = False) -> None:
+def run(
+    path: Path,
+    rank: int,
+    size: int,
+    steps: int = 1_000_000,
+    *,
+    delta: bool = False,
+    gloo: bool = False,
+) -> None:
     """Syncs until a process has gone: the model is as one call has left it."""
     target = state(0)
     expected = 0.0
     began = time.monotonic()
     try:
-        sync = fmapper.Sync(None, target, transport=Folder(path, rank, size), timeout=LIMIT)
+        transport = connect(path, rank, size, gloo=gloo)
+        sync = fmapper.Sync(None, target, transport=transport, timeout=LIMIT)
         for step in range(1, steps + 1):
             began = time.monotonic()
             sync(delta=delta and step % 3 != 0)
@@ -111,10 +139,23 @@ def check_a_trainer_that_is_killed(times: int = 3) -> None:
             kill_after(rng.uniform(0.1, 0.5), Path(folder))
 
 
-def kill_after(seconds: float, path: Path) -> None:
+def check_a_trainer_of_gloo_that_is_killed(times: int = 3) -> None:
+    """Once it has begun: who joins a group waits for all others."""
+    fmapper.to_torch(state(0))  # imports it once, and not in each process
+    rng = random.Random(0)
+    for _ in range(times):
+        with tempfile.TemporaryDirectory() as folder:
+            kill_after(rng.uniform(0.0, 0.3), Path(folder), gloo=True)
+
+
+def kill_after(seconds: float, path: Path, *, gloo: bool = False) -> None:
     trainer, *runners = fork(
-        lambda: train(path, 0, 3), lambda: run(path, 1, 3), lambda: run(path, 2, 3)
+        lambda: train(path, 0, 3, gloo=gloo),
+        lambda: run(path, 1, 3, gloo=gloo),
+        lambda: run(path, 2, 3, gloo=gloo),
     )
+    while gloo and not (path / "process-0-begins").exists():
+        time.sleep(0.01)
     time.sleep(seconds)
     os.kill(trainer, signal.SIGKILL)
     ended(trainer)

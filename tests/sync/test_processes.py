@@ -35,8 +35,9 @@ def test_in_a_folder(check: str) -> None:
 
 
 @pytest.mark.nightly
-def test_a_trainer_that_is_killed_at_many_moments() -> None:
-    check_in_folder("check_a_trainer_that_is_killed", "50")
+@pytest.mark.parametrize(("of", "times"), [("", 50), ("_of_gloo", 15)])
+def test_a_trainer_that_is_killed_at_many_moments(of: str, times: int) -> None:
+    check_in_folder(f"check_a_trainer{of}_that_is_killed", str(times))
 
 
 @pytest.fixture(scope="module")
