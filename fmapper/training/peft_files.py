@@ -244,8 +244,8 @@ def save_adapter(adapter: LoraAdapter, folder: str | os.PathLike[str]) -> None:
             is_other = field != "magnitude" and ("embedding" in end) != update.is_embedding
             if not is_other and getattr(update, field) is not None:
                 arrays[f"{_PREFIX}{name.removesuffix('weight')}{end}"] = getattr(update, field)
-    settings = {"peft_type": "LORA", "task_type": None, "bias": "none", "inference_mode": True}
-    settings |= json.loads(adapter.settings)
+    settings: dict[str, Any] = {"peft_type": "LORA", "task_type": None, "bias": "none"}
+    settings |= {"inference_mode": True, **json.loads(adapter.settings)}
     updates = {name.removesuffix(".weight"): u for name, u in adapter.updates.items()}
     shared = {
         "use_dora": {u.magnitude is not None for u in updates.values()},

@@ -33,28 +33,28 @@ class FlaxOptimizers(JaxOptimizers):
         is_module = isinstance(model, nnx.Module)  # else of Linen, with its variables
         return nnx.state(model, nnx.Param) if is_module else super().params(model)
 
-    def read_updates(self, model: Any, optimizer: Any) -> OptimizerState:
+    def read_updates(
+        self, model: Any, optimizer: Any, params: Any = None, places: Sequence[int] | None = None
+    ) -> OptimizerState:
         """Returns an `nnx.Optimizer`, which may be one of some of the parameters, as plain data."""
         from flax import nnx
 
         if isinstance(optimizer, nnx.EMA):
             import optax
 
-            own = {*_paths(self.params(model))}  # it may have other variables, too
-            flat = [item for item in nnx.to_flat_state(optimizer.params) if item[0] in own]
+            paths = {*_paths(self.params(model))}  # it may have other variables, too
+            flat = [item for item in nnx.to_flat_state(optimizer.params) if item[0] in paths]
             held = optax.EmaState(jnp.ones((), jnp.int32), nnx.as_pure(nnx.from_flat_state(flat)))
             return super().read_updates(model, (optax.ema(optimizer.decay, debias=False), held))
         if not isinstance(optimizer, nnx.Optimizer):
             return super().read_updates(model, optimizer)
         params = nnx.state(model, optimizer.wrt)
-        places = {path: at for at, path in enumerate(_paths(self.params(model)))}
-        others = [".".join(map(str, path)) for path in _paths(params) if path not in places]
+        order = {path: at for at, path in enumerate(_paths(self.params(model)))}
+        others = [".".join(map(str, path)) for path in _paths(params) if path not in order]
         if others:
             raise ConversionError(f"the optimizer updates {others[0]}, which is not an nnx.Param")
-        from fmapper_adapters.jax.training import read
-
-        held, own = nnx.as_pure(optimizer.opt_state), [places[path] for path in _paths(params)]
-        state = read.read(params, optimizer.tx, held, own)
+        held, own = nnx.as_pure(optimizer.opt_state), [order[path] for path in _paths(params)]
+        state = super().read_updates(model, (optimizer.tx, held), params, own)
         if state.algorithm in ("sgd", "rmsprop", "adadelta"):  # of which optax counts no updates
             steps = int(optimizer.step[...])
             groups = (replace(group, step=group.step or steps) for group in state.groups)
@@ -92,8 +92,8 @@ class FlaxOptimizers(JaxOptimizers):
             )
         copy = nnx.clone(model)
         for name, (a, b) in layers.items():
-            layer = get_path(copy, paths[name])
-            lora = nnx.LoRA(*a.shape, b.shape[1], base_module=layer, rngs=nnx.Rngs(0))
+            sizes = a.shape[0], a.shape[1], b.shape[1]
+            lora = nnx.LoRA(*sizes, base_module=get_path(copy, paths[name]), rngs=nnx.Rngs(0))
             lora.lora_a, lora.lora_b = nnx.LoRAParam(jnp.asarray(a)), nnx.LoRAParam(jnp.asarray(b))
             copy = set_path(copy, paths[name], lora)
         return copy

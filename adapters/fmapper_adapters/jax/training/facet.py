@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -52,11 +52,14 @@ class JaxOptimizers(Optimizers):
             )
         return self.read_updates(model, optimizer)
 
-    def read_updates(self, model: Any, optimizer: Any) -> OptimizerState:
-        """Returns an optimizer of a model as plain data."""
+    def read_updates(
+        self, model: Any, optimizer: Any, params: Any = None, places: Sequence[int] | None = None
+    ) -> OptimizerState:
+        """Returns an optimizer of a model, or of some parameters at places, as plain data."""
         from fmapper_adapters.jax.training import read
 
-        return read.read(self.params(model), *optimizer)
+        tx, state = optimizer
+        return read.read(self.params(model) if places is None else params, tx, state, places)
 
     def without_gradient(self, array: Any) -> Any:
         """Returns `jax.lax.stop_gradient` of an array."""

@@ -110,10 +110,10 @@ def _begin(tx: Any, state: OptimizerState, group: Group, params: Any) -> Moments
                 raise ConversionError(f"{slot} of parameter {at} has the shape {shapes}")
             leaves[place] = new if old is None else jnp.asarray(old, new.dtype)
         arrays[slot] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
-    position = next((x.position for x in group.schedules.values()), group.step)
-    counts = [jnp.asarray(count, jnp.int32) for count in (group.step, position)]
+    seen = next((x.position for x in group.schedules.values()), group.step)
+    step, position = (jnp.asarray(count, jnp.int32) for count in (group.step, seen))
     numbers = {name: jnp.asarray(x, jnp.result_type(float)) for name, x in group.numbers.items()}
-    return Moments(*counts, arrays, made.numbers | numbers)
+    return Moments(step, position, arrays, made.numbers | numbers)
 
 
 class Moments(NamedTuple):

@@ -45,8 +45,9 @@ def read(scheduler: Any, updates: int | None, every: int | None) -> list[dict[st
             "number of updates between two calls."
         )
     every = every or 1
-    in_epoch = updates is not None and updates // every == position
-    seen = updates if in_epoch else position * every
+    seen = position * every
+    if updates and updates // every == position:  # in the middle of an epoch
+        seen = updates
     return [{key: Schedule(*form, seen, every) for key, form in forms.items()} for forms in groups]
 
 
