@@ -267,7 +267,10 @@ class Round:
             changed.setdefault(owner_of(array), []).append((array, new.pop(number)))
             written.setdefault(owner_of(array), []).append(array)
         for adapter, pairs in changed.items():
-            adapter.overwrite(*zip(*pairs, strict=True))
+            arrays, values = zip(*pairs, strict=True)
+            adapter.overwrite(arrays, values)
+            for device in {adapter.device(array) for array in arrays}:
+                adapter.wait(device, arrays)  # the values may be memory of another framework
         for adapter, arrays in written.items():
             adapter.note_writes(arrays)
         return target.write(new)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fmapper
+from fmapper.checkpoints import Rules
 
 pytestmark = pytest.mark.gpu
 
@@ -36,6 +37,47 @@ def test_between_tensors(froms: str, to: str) -> None:
             assert tensor is held[name]
             assert tensor.device.type == to
             np.testing.assert_array_equal(tensor.cpu().numpy(), wanted[name])
+
+
+def test_layouts_and_casts_on_a_gpu() -> None:
+    """Nothing goes through the host: sums, transposes, parts and casts are computed there."""
+    source = weights("cuda")
+    rules = Rules.record(
+        lambda state: {
+            "joined": np.concatenate([state["layers.0"].T, state["layers.1"].T])[3:9],
+            "sum": (state["layers.2"] + state["layers.3"]).astype("float16"),
+        },
+        {name: tensor.cpu().numpy() for name, tensor in source.items()},
+    )
+    target = {
+        "joined": torch.zeros(6, 16, device="cuda"),
+        "sum": torch.zeros(16, 8, device="cuda", dtype=torch.float16),
+    }
+    sync = fmapper.Sync(source, target, rules)
+    for _ in range(3):
+        wanted = changed(source)
+        sync()
+        joined = np.concatenate([wanted["layers.0"].T, wanted["layers.1"].T])[3:9]
+        np.testing.assert_array_equal(target["joined"].cpu(), joined)
+        total = (wanted["layers.2"] + wanted["layers.3"]).astype("float16")
+        np.testing.assert_array_equal(target["sum"].cpu(), total)
+    before = {name: tensor.clone() for name, tensor in target.items()}
+    source["layers.2"].fill_(1e6)
+    with pytest.raises(fmapper.LossyCastError, match="sum"):
+        sync()
+    assert all(torch.equal(target[name], before[name]) for name in target)
+
+
+def test_from_jax_into_tensors_on_a_gpu() -> None:
+    device = jax.devices()[0]
+    target = weights("cuda")
+    source = {n: jax.device_put(np.zeros((16, 8), "float32"), device) for n in target}
+    sync = fmapper.Sync(source, target)
+    for step in range(3):
+        sync({name: array + step for name, array in source.items()})
+        for tensor in target.values():
+            assert tensor.device.type == "cuda"
+            np.testing.assert_array_equal(tensor.cpu(), np.full((16, 8), step, "float32"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
