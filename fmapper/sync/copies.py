@@ -83,10 +83,10 @@ def _fits(source: Array, steps: Sequence[Any]) -> bool:
         return False
     try:
         largest: Any = ml_dtypes.finfo
-        own, limit = (float(largest(kind).max) for kind in (source.dtype, step.dtype))
+        largest_before, limit = (float(largest(kind).max) for kind in (source.dtype, step.dtype))
     except ValueError:
         return False
-    if own <= limit or not source.size:
+    if largest_before <= limit or not source.size:
         return True
     with np.errstate(all="ignore"):
         high, low = float(np.max(source)), float(np.min(source))
@@ -129,15 +129,15 @@ def _compute(source: Array, steps: Sequence[Any]) -> Array:
     """Returns elements after all steps, as lazy arrays compute them."""
     from fmapper.checkpoints.lazy import LazyArray
 
-    found = LazyArray.of(source)
+    result = LazyArray.of(source)
     for step in steps:
         if isinstance(step, Cast):
-            found = Cast(found, step.dtype, step.name)
+            result = Cast(result, step.dtype, step.name)
         elif isinstance(step, Offset):
-            found = found.plus(step.value)
+            result = result.plus(step.value)
         else:
-            found = found.times(step.factor, divide=step.divide)
-    return found.read()
+            result = result.times(step.factor, divide=step.divide)
+    return result.read()
 
 
 class Slots:

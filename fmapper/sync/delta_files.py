@@ -118,8 +118,8 @@ def apply_delta(base: Any, *paths: str | os.PathLike[str]) -> Any:
         raise TypeError("apply_delta: pass the path of at least one delta after the base")
     with step("applying deltas"):
         deltas = [_Delta.read(path) for path in paths]
-        for one, other in itertools.pairwise(deltas):
-            _check_same(f"{other.path} does not follow {one.path}", one.result, other.base)
+        for delta, after in itertools.pairwise(deltas):
+            _check_same(f"{after.path} does not follow {delta.path}", delta.result, after.base)
         state, first, last = _State(base), deltas[0], deltas[-1]
         given = _outlines(state.arrays_for(first.base))
         _check_same(f"{first.path} is of another base", first.base, given)

@@ -136,8 +136,8 @@ def _hold(array: Any, transport: Transport | None) -> Held:
 def with_boxes(held: dict[str, Held], more: Mapping[str, Held]) -> None:
     """Adds the boxes that another process has of arrays."""
     for name, other in more.items():
-        own = held.setdefault(name, other._replace(boxes={}))
-        if own[:2] != other[:2]:
-            forms = (f"{x.dtype}{list(x.shape)}" for x in (own, other))
+        mine = held.setdefault(name, other._replace(boxes={}))
+        if mine[:2] != other[:2]:
+            forms = (f"{x.dtype}{list(x.shape)}" for x in (mine, other))
             raise SyncError("{} is {} in one process and {} in another".format(name, *forms))
-        own.boxes.update(other.boxes)
+        mine.boxes.update(other.boxes)

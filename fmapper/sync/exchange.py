@@ -87,13 +87,13 @@ class Exchanger:
         texts = {ends[2] for ends in written} - {""}
         if len(texts) > 1:
             raise SyncError("processes have different rules. Pass the same rules= in all of them")
-        found: list[Outlines] = []
+        sides: list[Outlines] = []
         layout = ""
         for at, role in enumerate(("source", "target")):
-            own: dict[str, Outline] = {}
+            named: dict[str, Outline] = {}
             held: dict[str, Held] = {}
             for outlines, parts, text in (ends[at] for ends in written if ends[at]):
-                own |= {
+                named |= {
                     name: Outline(tuple(shape), *more) for name, (shape, *more) in outlines.items()
                 }
                 with_boxes(held, {name: _read_held(*each) for name, each in parts.items()})
@@ -103,8 +103,8 @@ class Exchanger:
                     f"no process has a {role} with arrays. Pass it in one of them, and None in the "
                     "others"
                 )
-            found.append((own, held))
-        return found[0], found[1], _from_text("".join(texts)), _from_text(layout)
+            sides.append((named, held))
+        return sides[0], sides[1], _from_text("".join(texts)), _from_text(layout)
 
     def plan(self, transfers: Sequence[Transfer]) -> None:
         """Divides what goes to and comes from other processes into packets."""
@@ -277,7 +277,7 @@ class Exchanger:
             for at, function in enumerate(functions):
                 missing.add((rank, at))
                 threading.Thread(target=do, args=(rank, at, function), daemon=True).start()
-        found: dict[int, Any] = {}
+        replies: dict[int, Any] = {}
         while missing:
             first = min(self._heard[rank] for rank, _ in missing)
             try:
@@ -285,16 +285,16 @@ class Exchanger:
             except queue.Empty:
                 late = {r for r, _ in missing if self._heard[r] + limit <= time.monotonic()}
                 text = f"has not answered in {self._timeout:g} seconds"
-                found |= {r: SyncError(f"rank {r} {text}") for r in late if r not in found}
+                replies |= {r: SyncError(f"rank {r} {text}") for r in late if r not in replies}
                 missing = {pair for pair in missing if pair[0] not in late}
                 continue
             missing.discard((rank, at))
             if isinstance(result, BaseException):
-                found[rank] = result
+                replies[rank] = result
                 missing = {pair for pair in missing if pair[0] != rank}
             elif at == len(work[rank]) - 1:
-                found.setdefault(rank, result)
-        return found
+                replies.setdefault(rank, result)
+        return replies
 
     def _check(self, rank: int, result: Any) -> Any:
         """Returns what a process has said.
@@ -314,11 +314,11 @@ class Exchanger:
 
 
 def _packet(transfers: Sequence[Transfer]) -> _Packet:
-    at, found = 0, []
+    at, placed = 0, []
     for transfer in transfers:
-        found.append((_HEADER + at, transfer))
+        placed.append((_HEADER + at, transfer))
         at += -(-transfer.nbytes // _ALIGNMENT) * _ALIGNMENT
-    return _Packet(found, at)
+    return _Packet(placed, at)
 
 
 def _values(data: Array, start: int, transfer: Transfer) -> Array:
@@ -371,5 +371,7 @@ def _from_text(text: str) -> Rules:
 
 
 def _read_held(shape: list[int], dtype: str, boxes: dict[str, Any], domain: str) -> Held:
-    read = {int(rank): tuple(tuple(map(tuple, box)) for box in own) for rank, own in boxes.items()}
+    read = {
+        int(rank): tuple(tuple(map(tuple, box)) for box in parts) for rank, parts in boxes.items()
+    }
     return Held(tuple(shape), dtype, read, domain)

@@ -96,23 +96,26 @@ class Here:
             elif name not in self.staged:
                 self.staged[name] = box
                 self.slots.reserve(t.target, box_shape(box), t.piece.leaf.dtype)
-        for name, own in boxes.items():
-            number = target.number(name)
-            array = target.arrays[number]
-            parts = parts_of(array)
-            writable = all(map(is_writable, parts.values()))
-            in_place, abstract = (
-                not owner_of(array).frozen,
-                owner_of(array).device(array).kind == "meta",
-            )
+        for name, needed in boxes.items():
+            array = target.arrays[target.number(name)]
+            adapter = owner_of(array)
+            writable = all(map(is_writable, parts_of(array).values()))
             self.targets.append(
-                _Target(name, number, (*own,), in_place, writable, abstract, shared.get(name, ""))
+                _Target(
+                    name,
+                    target.number(name),
+                    boxes=(*needed,),
+                    in_place=not adapter.frozen,
+                    writable=writable,
+                    abstract=adapter.device(array).kind == "meta",
+                    shared=shared.get(name, ""),
+                )
             )
-            for box in own:
+            for box in needed:
                 if writable:
                     self._to_parts.append(Part(name, box))
                 else:
-                    dtype = numpy_dtype(owner_of(array).dtype(array))
+                    dtype = numpy_dtype(adapter.dtype(array))
                     self.slots.reserve(Part(name, box), box_shape(box), dtype)
         self._writable = Memory(target, self._to_parts, "target")
 
@@ -252,15 +255,15 @@ class Round:
         without_interrupt(lambda: carry_out(self._copies))
         new = self._given | self._make()
         changed: dict[Arrays, list[tuple[Any, Any]]] = {}
-        for known in self._replaced:
-            if known.in_place:
-                for box, part in parts_of(self._old[known.number]).items():
-                    pair = part, self._memory[Part(known.name, box)]
+        for written_to in self._replaced:
+            if written_to.in_place:
+                for box, part in parts_of(self._old[written_to.number]).items():
+                    pair = part, self._memory[Part(written_to.name, box)]
                     changed.setdefault(owner_of(part), []).append(pair)
         written: dict[Arrays, list[Any]] = {}
-        for known in self._here.targets:
-            if known.in_place:
-                array = self._old[known.number]
+        for written_to in self._here.targets:
+            if written_to.in_place:
+                array = self._old[written_to.number]
                 written.setdefault(owner_of(array), []).append(array)
         for number in [number for number in new if not owner_of(self._old[number]).frozen]:
             array = self._old[number]
@@ -290,17 +293,17 @@ class Round:
     def _make(self) -> dict[int, Any]:
         """Returns the new arrays of frameworks that take over memory of the host."""
         places: dict[tuple[Arrays, Any], list[tuple[_Target, Box]]] = {}
-        for known in self._replaced:
-            if not known.in_place:
-                for box, part in parts_of(self._old[known.number]).items():
+        for target in self._replaced:
+            if not target.in_place:
+                for box, part in parts_of(self._old[target.number]).items():
                     adapter = owner_of(part)
-                    places.setdefault((adapter, adapter.device(part)), []).append((known, box))
+                    places.setdefault((adapter, adapter.device(part)), []).append((target, box))
         taken: dict[int, dict[Box, Any]] = {}
-        for (adapter, device), own in places.items():
-            data = [self._memory[Part(known.name, box)] for known, box in own]
+        for (adapter, device), wanted in places.items():
+            data = [self._memory[Part(target.name, box)] for target, box in wanted]
             new = adapter.take(Exchange(data, private=range(len(data))), device, share=False)
-            for (known, box), array in zip(own, new, strict=True):
-                taken.setdefault(known.number, {})[box] = array
+            for (target, box), array in zip(wanted, new, strict=True):
+                taken.setdefault(target.number, {})[box] = array
         return {number: _join(self._old[number], parts) for number, parts in taken.items()}
 
 
@@ -343,17 +346,17 @@ def _find_shared(source: End, transfers: Iterable[Transfer]) -> dict[str, str]:
     by_target: dict[str, list[Transfer]] = {}
     for transfer in transfers:
         by_target.setdefault(transfer.target.name, []).append(transfer)
-    found: dict[str, str] = {}
-    for name, own in by_target.items():
-        parts = [t.source for t in own if t.source is not None and not t.piece.steps]
+    shared: dict[str, str] = {}
+    for name, group in by_target.items():
+        parts = [t.source for t in group if t.source is not None and not t.piece.steps]
         (first, *others) = {part.name for part in parts} or [""]
-        is_same = len(parts) == len(own) and all(t.froms == t.to for t in own)
-        if others or not is_same or {part.box for part in parts} != {t.target.box for t in own}:
+        is_same = len(parts) == len(group) and all(t.froms == t.to for t in group)
+        if others or not is_same or {part.box for part in parts} != {t.target.box for t in group}:
             continue
         if not owner_of(source.arrays[source.number(first)]).frozen:
             raise SyncError(
                 f"{first}: share=True, but this array can be written to, which would change the "
                 "running model at any time. Leave out share=True"
             )
-        found[name] = first
-    return found
+        shared[name] = first
+    return shared

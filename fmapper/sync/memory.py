@@ -106,15 +106,15 @@ def parts_of(array: Any) -> Mapping[Box, Any]:
 
 def on_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     """Returns arrays as those of NumPy, on the same memory where that is possible."""
-    found: list[Any] = [None] * len(arrays)
+    hosts: list[Any] = [None] * len(arrays)
     by_adapter: dict[Arrays, list[int]] = {}
     for number, array in enumerate(arrays):
         by_adapter.setdefault(owner_of(array), []).append(number)
     for adapter, numbers in by_adapter.items():
         exchange = adapter.export([arrays[number] for number in numbers], HOST)
         for number, data in zip(numbers, exchange.data, strict=True):
-            found[number] = data
-    return found
+            hosts[number] = data
+    return hosts
 
 
 def is_writable(array: Any) -> bool:

@@ -42,9 +42,9 @@ def rules_between(source: Any, target: Any, a: End, b: End, rules: Rules | None)
         return rules
     if _are_related(source, target) and _have_same_names(a, b):
         return Rules()
-    known = _of_written_classes(source, target, a, b)
-    if known is not None:
-        return known
+    recorded = _of_written_classes(source, target, a, b)
+    if recorded is not None:
+        return recorded
     if _is_generator(target) or _is_generator(source):
         return Rules()  # what is missing is said by name
     from fmapper.twins.transferring import plan_transfer

@@ -146,23 +146,23 @@ def match_arrays(
     names: dict[str, list[str]] = {}
     for name, outline in target.items():
         names.setdefault(outline.tied_to or name, []).append(name)
-    found: dict[str, LazyArray] = {}
+    arrays: dict[str, LazyArray] = {}
     kept, problems = [], []
-    for first, own in names.items():
-        given = next((name for name in own if name in made), None)
-        if given is None and any(target[name].free for name in own):
+    for first, tied in names.items():
+        given = next((name for name in tied if name in made), None)
+        if given is None and any(target[name].free for name in tied):
             kept.append(first)
         elif given is None:
             problems.append(f"{first}: the source has nothing for it")
         else:
             problem = _problem(made[given], target[first])
-            others = [n for n in own if n in made and made[n] is not made[given]]
+            others = [n for n in tied if n in made and made[n] is not made[given]]
             if others:
                 problem = f"tied to {others[0]} in the target, but not in the source"
             problems += [f"{first}: {problem}"] if problem else []
-            for name in own:
-                found[name] = made[given]
-    used = {leaf for array in found.values() for leaf in leaves_of(array)}
+            for name in tied:
+                arrays[name] = made[given]
+    used = {leaf for array in arrays.values() for leaf in leaves_of(array)}
     for name in made.keys() - target.keys():
         if made[name] not in used and (name not in source or source[name].needed):
             problems.append(f"{name}: the target has no place for it")
@@ -175,11 +175,11 @@ def match_arrays(
         )
     from fmapper.checkpoints.lazy_operations import Cast
 
-    for name, array in found.items():
+    for name, array in arrays.items():
         dtype = numpy_dtype(target[name].dtype)
         if array.dtype != dtype:
-            found[name] = Cast(array, dtype, name)
-    return found, tuple(kept)
+            arrays[name] = Cast(array, dtype, name)
+    return arrays, tuple(kept)
 
 
 def _problem(array: LazyArray, target: Outline) -> str:
@@ -187,13 +187,13 @@ def _problem(array: LazyArray, target: Outline) -> str:
         return f"shape {tuple(array.shape)} from the source, {target.shape} in the target"
     if array.dtype == numpy_dtype(target.dtype):
         return ""
-    own, wanted = array.dtype.name, target.dtype
-    if own.startswith(_INTEGERS) and wanted.startswith(_INTEGERS):
+    given, wanted = array.dtype.name, target.dtype
+    if given.startswith(_INTEGERS) and wanted.startswith(_INTEGERS):
         return ""  # if the values fit, which each call checks
-    if not (is_inexact(own) and is_inexact(wanted)):
-        return f"dtype {own} from the source, {wanted} in the target"
-    if own.startswith("complex") and not wanted.startswith("complex"):
-        return f"dtype {own} from the source, {wanted} in the target"
+    if not (is_inexact(given) and is_inexact(wanted)):
+        return f"dtype {given} from the source, {wanted} in the target"
+    if given.startswith("complex") and not wanted.startswith("complex"):
+        return f"dtype {given} from the source, {wanted} in the target"
     return ""
 
 
@@ -245,10 +245,10 @@ def transfers(
                 nbytes = size * dtype_after(piece).itemsize
                 note(part.name.removeprefix(STAGED), sender, receiver, nbytes)
             if rank in (sender, receiver):
-                own = Part(piece.leaf.name, box)
+                held_part = Part(piece.leaf.name, box)
                 for each in inner:
                     for froms, to in views(each, box_shape(box), shape):
-                        yield Transfer(sender, receiver, own, part, froms, to, piece)
+                        yield Transfer(sender, receiver, held_part, part, froms, to, piece)
         if missing:
             raise SyncError(
                 f"{piece.leaf.name}: no process has {missing} of the {piece.size} elements that "

@@ -77,16 +77,16 @@ class Reader:
                     f"{format_link(node.link)} was a {node.cls.__name__} when the sync was "
                     f"planned, and is a {type(value).__name__} now. Create another Sync"
                 )
-            own = node.kind.children(value)
-            if len(own) != node.size:
+            inner = node.kind.children(value)
+            if len(inner) != node.size:
                 raise SyncError(
                     f"{format_link(node.link)} had {node.size} children when the sync was "
-                    f"planned, and has {len(own)} now. Create another Sync"
+                    f"planned, and has {len(inner)} now. Create another Sync"
                 )
             nodes.append(value)
-            children.append(own)
+            children.append(inner)
             for key, number in node.arrays:
-                array = own.get(key)
+                array = inner.get(key)
                 if arrays[number] is not None and arrays[number] is not array:
                     raise SyncError(
                         f"{format_link((node.link, key))} was tied to another array when the sync "
@@ -109,11 +109,13 @@ class Reader:
             return tree
         arrays, nodes, children = self._read(tree)
         steps = []
-        for node, value, own in zip(self._nodes, nodes, children, strict=True):
+        for node, value, inner in zip(self._nodes, nodes, children, strict=True):
             changed = {key: new[number] for key, number in node.arrays if number in new}
             put = putter(value, node.kind) if changed else None
             if put is not None:
-                steps.append((partial(put, value, {**own, **changed}), partial(put, value, own)))
+                steps.append(
+                    (partial(put, value, {**inner, **changed}), partial(put, value, inner))
+                )
             elif changed:  # it cannot change
                 break
         else:

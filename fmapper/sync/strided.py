@@ -161,20 +161,20 @@ class View(NamedTuple):
 
 def views(piece: Piece, source: Sequence[int], target: Sequence[int]) -> list[tuple[View, View]]:
     """Returns pairs of views of one shape, of arrays of two shapes, that are a piece."""
-    found = []
+    pairs = []
     shape = tuple(source)
     if shape == tuple(target) and piece.is_dense and piece.size == math.prod(shape):
         whole = View((0,) * len(shape), shape, tuple((axis, 1) for axis in range(len(shape))))
         return [(whole, whole)]
     for part in _refine(piece, target):
         for both in _refine(part.flip(), source):
-            own = _sort_dims(both.flip())
-            shape = tuple(dim.size for dim in own.dims)
-            froms = _view(own.source, [dim.source for dim in own.dims], shape, source)
-            found.append(
-                (froms, _view(own.target, [dim.target for dim in own.dims], shape, target))
+            aligned = _sort_dims(both.flip())
+            shape = tuple(dim.size for dim in aligned.dims)
+            froms = _view(aligned.source, [dim.source for dim in aligned.dims], shape, source)
+            pairs.append(
+                (froms, _view(aligned.target, [dim.target for dim in aligned.dims], shape, target))
             )
-    return found
+    return pairs
 
 
 def _view(start: int, steps: Sequence[int], sizes: tuple[int, ...], shape: Sequence[int]) -> View:
@@ -223,15 +223,15 @@ def _refine(piece: Piece, shape: Sequence[int]) -> Iterator[Piece]:
     inner = _steps(shape)
     for axis in reversed(range(len(shape))):
         size, unit = shape[axis], inner[axis]
-        own = [dim for dim in piece.dims if unit <= dim.target < unit * size]
-        if not own:
+        dims = [dim for dim in piece.dims if unit <= dim.target < unit * size]
+        if not dims:
             continue
         start = piece.target // unit % size
-        widest = max(own, key=lambda dim: dim.target)
-        if any(dim.target % unit for dim in own):
+        widest = max(dims, key=lambda dim: dim.target)
+        if any(dim.target % unit for dim in dims):
             yield from _each(piece, widest, shape)
             return
-        reach = sum(dim.target // unit * (dim.size - 1) for dim in own)
+        reach = sum(dim.target // unit * (dim.size - 1) for dim in dims)
         if start + reach < size:
             continue
         step = widest.target // unit
@@ -263,7 +263,7 @@ def _each(piece: Piece, dim: Dim, shape: Sequence[int]) -> Iterator[Piece]:
 def _with(piece: Piece, dim: Dim, *new: Dim) -> Piece:
     """Returns a piece with other dimensions in the place of one."""
     at = piece.dims.index(dim)
-    kept = tuple(one for one in new if one.size > 1)
+    kept = tuple(each for each in new if each.size > 1)
     return piece._replace(dims=(*piece.dims[:at], *kept, *piece.dims[at + 1 :]))
 
 
@@ -285,18 +285,18 @@ def _clip(piece: Piece, shape: Sequence[int], box: Box) -> Iterator[Piece]:
         for axis, (low, high) in enumerate(box):
             if (low, high) != (0, shape[axis]):
                 unit, size = inner[axis], shape[axis]
-                parts = [new for one in parts for new in _clip_axis(one, unit, size, low, high)]
+                parts = [new for old in parts for new in _clip_axis(old, unit, size, low, high)]
         yield from parts
 
 
 def _clip_axis(piece: Piece, unit: int, size: int, low: int, high: int) -> Iterator[Piece]:
     start = piece.target // unit % size
-    own = [dim for dim in piece.dims if unit <= dim.target < unit * size]
-    reach = sum(dim.target // unit * (dim.size - 1) for dim in own)
+    dims = [dim for dim in piece.dims if unit <= dim.target < unit * size]
+    reach = sum(dim.target // unit * (dim.size - 1) for dim in dims)
     if low <= start and start + reach < high:
         yield piece
-    elif start + reach >= low and start < high and own:
-        dim = max(own, key=lambda dim: dim.target)
+    elif start + reach >= low and start < high and dims:
+        dim = max(dims, key=lambda dim: dim.target)
         step = dim.target // unit
         rest = reach - step * (dim.size - 1)
         first = max(0, -((start - low) // step))  # whose elements all are in the range
@@ -315,7 +315,7 @@ def _sort_dims(piece: Piece) -> Piece:
 
 def _merge(pieces: Iterable[Piece]) -> list[Piece]:
     """Merges dimensions where one continues the other in the source and in the target."""
-    found = []
+    merged = []
     for piece in map(_sort_dims, pieces):
         dims: list[Dim] = []
         for dim in piece.dims:
@@ -327,5 +327,5 @@ def _merge(pieces: Iterable[Piece]) -> list[Piece]:
                 dims[-1] = dim._replace(size=dim.size * outer.size)
             else:
                 dims.append(dim)
-        found.append(piece._replace(dims=tuple(dims)))
-    return found
+        merged.append(piece._replace(dims=tuple(dims)))
+    return merged
