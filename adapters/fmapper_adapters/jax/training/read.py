@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fmapper import ConversionError, ConversionWarning
 from fmapper.backends import warn
@@ -344,9 +345,10 @@ def _arrays(
     algorithm: str, slot: str, tree: Any, members: Sequence[int], params: Sequence[Any]
 ) -> Iterator[tuple[int, Any]]:
     """Yields the arrays of a slot that are held for some parameters."""
-    leaves = jax.tree.leaves(tree, is_leaf=_is_masked)
+    is_masked = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731  (of another group)
+    leaves = jax.tree.leaves(tree, is_leaf=is_masked)
     if len(leaves) != len(params):  # those of `eqx.is_array`, with integers
-        leaves = [x for x in leaves if _is_masked(x) or jnp.issubdtype(x.dtype, jnp.inexact)]
+        leaves = [x for x in leaves if is_masked(x) or jnp.issubdtype(x.dtype, jnp.inexact)]
     if len(leaves) != len(params):
         raise ConversionError(
             f"the optimizer has {slot} for {len(leaves)} parameters, and the model has "
@@ -366,8 +368,3 @@ def _arrays(
             )
         if leaf.size:
             yield at, leaf
-
-
-def _is_masked(x: Any) -> bool:
-    """Returns whether something stands for a parameter of another group."""
-    return type(x).__name__ == "MaskedNode"
