@@ -15,6 +15,7 @@ from support.sources import (  # noqa: F401
     ADAPTERS_ROOT,
     CORE,
     ROOT,
+    TRANSLATOR,
     name_of,
     nodes,
     parse,
@@ -122,6 +123,12 @@ def test_only_what_writes_files_imports_the_translator_when_it_is_imported():
             assert not [module for module in modules if ".translation" in module], path
 
 
+def test_nothing_imports_the_package_of_the_translator():
+    for path in CORE + ADAPTERS:
+        modules = {module for module, _ in imports(path, everywhere=True)}
+        assert not {m for m in modules if m.partition(".")[0] == "fmapper_translate"}, path
+
+
 def test_the_core_imports_no_framework_and_no_adapter():
     for path in CORE:
         tops = {module.partition(".")[0] for module, _ in imports(path, everywhere=False)}
@@ -188,7 +195,7 @@ def test_passes_look_at_programs():
 
 
 def folders():
-    return sorted({path.parent for path in CORE + ADAPTERS})
+    return sorted({path.parent for path in CORE + ADAPTERS + TRANSLATOR})
 
 
 def test_a_folder_has_a_face_and_few_files():
@@ -280,7 +287,9 @@ def test_the_tree_room_is_small():
 
 
 def test_few_files_are_long():
-    long = [path for path in CORE + ADAPTERS if len(path.read_text().splitlines()) > 500]
+    long = [
+        path for path in CORE + ADAPTERS + TRANSLATOR if len(path.read_text().splitlines()) > 500
+    ]
     assert len(long) <= LONG_FILES, [*map(name_of, long)]
 
 
@@ -371,7 +380,7 @@ def _is_private(name):
 
 def _own_names():
     """Whatever the project itself calls by a private name."""
-    for path in CORE + ADAPTERS:
+    for path in CORE + ADAPTERS + TRANSLATOR:
         for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 yield node.name
@@ -404,5 +413,6 @@ def private_names(path):
 
 
 def test_private_names_of_frameworks_stand_in_one_file():
-    users = {path: [*private_names(path)] for path in ADAPTERS if path.name != "_private.py"}
+    paths = [path for path in ADAPTERS + TRANSLATOR if path.name != "_private.py"]
+    users = {path: [*private_names(path)] for path in paths}
     assert {name_of(path): names for path, names in users.items() if names} == {}

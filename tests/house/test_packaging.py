@@ -54,16 +54,18 @@ def test_adapters_is_no_package() -> None:
     assert not (ROOT / "adapters" / "__init__.py").exists()
 
 
-def test_wheel_has_two_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_wheel_has_three_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     top = {name.split("/")[0] for name in wheel.namelist()}
     assert {name for name in top if not name.endswith(".dist-info")} == {
         "fmapper",
         "fmapper_adapters",
+        "fmapper_translate",
     }
 
 
 def test_wheel_has_every_source_file(wheel: zipfile.ZipFile) -> None:
-    expected = sources(ROOT / "fmapper") | sources(ROOT / "adapters" / "fmapper_adapters")
+    folders = ("fmapper", "adapters/fmapper_adapters", "adapters/fmapper_translate")
+    expected = set().union(*(sources(ROOT / folder) for folder in folders))
     assert "fmapper/__init__.py" in expected
     assert expected == {name for name in wheel.namelist() if name.endswith(".py")}
 

@@ -3,9 +3,17 @@
 import ast
 import re
 
-from support.sources import ADAPTERS, CORE, ROOT, name_of, nodes, parsed_sources  # noqa: F401
+from support.sources import (  # noqa: F401
+    ADAPTERS,
+    CORE,
+    ROOT,
+    TRANSLATOR,
+    name_of,
+    nodes,
+    parsed_sources,
+)
 
-FILES = [*CORE, *ADAPTERS]
+FILES = [*CORE, *ADAPTERS, *TRANSLATOR]
 PAGES = [
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),

@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ADAPTERS_ROOT = ROOT / "adapters" / "fmapper_adapters"
 CORE = sorted((ROOT / "fmapper").rglob("*.py"))
-ADAPTERS = sorted((ROOT / "adapters").rglob("*.py"))
+ADAPTERS = sorted(ADAPTERS_ROOT.rglob("*.py"))
+TRANSLATOR = sorted((ROOT / "adapters" / "fmapper_translate").rglob("*.py"))
 
 
 @cache
@@ -30,5 +31,5 @@ def name_of(path: Path) -> str:
 @pytest.fixture(scope="session", autouse=True)
 def parsed_sources() -> None:
     """Parses all files; modules of tests that look at them import it."""
-    for path in (*CORE, *ADAPTERS):
+    for path in (*CORE, *ADAPTERS, *TRANSLATOR):
         nodes(path)

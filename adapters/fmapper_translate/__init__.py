@@ -1,0 +1,19 @@
+"""A model of PyTorch as source code for Flax NNX, transcribed from the source of its classes.
+
+The model is made and called once while its source tells what each of its expressions gave and
+which operations it ran. Statements, names, loops, conditions and constructors are the source's;
+expressions on tensors are printed from the operations that were recorded there. Where both
+disagree, or something has no counterpart, `NotTranscribed` says what.
+
+functions   the functions of the source that ran, and their code with probes in it
+recording   the table of what each expression gave and ran
+expressions, statements, operations   how they are printed
+layers      the table of layers
+files       a file: classes, functions, helpers, `load_weights`
+proof       compares a file with its model
+"""
+
+from fmapper_translate.operations import NotTranscribed
+from fmapper_translate.transcription import Transcription, transcribe
+
+__all__ = ["NotTranscribed", "Transcription", "transcribe"]

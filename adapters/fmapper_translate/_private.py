@@ -1,0 +1,59 @@
+"""The private API of PyTorch that the translator uses, in 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class _Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]  # one of the few classes that are let in front of the decompositions
+    def __init__(self, tell: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
+        base: Any = TorchDispatchMode
+        base.__init__(self, torch._C.DispatchKey.PreDispatch)
+        self._tell = tell
+
+    def __enter__(self) -> Any:
+        base: Any = TorchDispatchMode
+        return base.__enter__(self)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._tell(func, args, dict(kwargs or {}), result)
+        return result
+
+
+@contextmanager
+def watch_operations(
+    tell: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
+) -> Iterator[None]:
+    """Tells which ATen operations a program calls, before any of them is decomposed.
+
+    Args:
+        tell: Is given the operation, its arguments by position and by keyword, and its result.
+    """
+    with enable_python_dispatcher(), _Watch(tell):
+        yield
+
+
+def name_of_operation(overload: Any) -> str:
+    """Returns the name of an operation with its overload: `aten::add.Tensor`."""
+    name = str(overload.name())
+    return name if "." in name else f"{name}.default"
+
+
+@functools.cache
+def kinds_of_arguments(overload: Any) -> dict[str, str]:
+    """Returns the parameters of an operation and their types, where sizes are `SymInt`."""
+    from torchgen.model import FunctionSchema  # type: ignore[import-untyped]
+
+    schema = FunctionSchema.parse(str(overload._schema).partition("::")[2])
+    return {one.name: str(one.type) for one in schema.arguments.flat_all}

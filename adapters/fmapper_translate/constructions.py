@@ -1,0 +1,92 @@
+"""Calls of layers' constructors as code, by the table of layers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from fmapper.translation import expr, literal, text
+from fmapper_translate import layers
+from fmapper_translate.operations import NotTranscribed
+
+Code = Callable[[ast.expr], ast.expr]
+
+
+def make_layer(
+    code: Code, call: ast.Call, kind: type, layer: layers.Layer, *, bound: bool = False
+) -> ast.Call:
+    """Returns the code that makes a layer.
+
+    Args:
+        code: Returns the code for an expression of the source.
+        call: The call that makes it in the source.
+        kind: The class that it is of there.
+        layer: The row of the table.
+        bound: Whether the class is a `partial`, which has the defaults.
+
+    Raises:
+        NotTranscribed: It is given an argument without a counterpart.
+    """
+    args, keywords = _arguments(code, call.args, call.keywords, kind, layer)
+    for name, default in layer.defaults.items() if not bound else ():
+        if name not in layer.first(len(args)):
+            keywords.setdefault(name, expr(default))
+    if layer.takes_rngs:
+        keywords["rngs"] = expr("rngs")
+    return _call(code(call.func), args, keywords)
+
+
+def make_partial(code: Code, call: ast.Call, kind: type, layer: layers.Layer) -> ast.Call:
+    """Returns the code for `partial(nn.LayerNorm, eps=1e-6)`; see `make_layer`."""
+    first, *rest = call.args
+    args, keywords = _arguments(code, rest, call.keywords, kind, layer)
+    return _call(code(call.func), [code(first), *args], keywords)
+
+
+def make_activation(code: Code, call: ast.Call, kind: type) -> ast.expr:
+    """Returns the code for a function that stands for a layer without arrays."""
+    name, names, defaults = layers.ACTIVATIONS[kind]
+    by_name = {str(key.arg): key.value for key in call.keywords}
+    given = layers.signature_of(kind).bind_partial(None, *call.args, **by_name).arguments
+    keywords = {key: expr(default) for key, default in defaults.items()}
+    for theirs, ours in names.items():
+        if theirs in given:
+            made = code(given[theirs])
+            words = layers.WORDS.get(theirs, {})
+            keywords[ours] = literal(words[ast.literal_eval(made)]) if words else made
+    if not keywords:
+        return expr(name)
+    return expr(f"partial({name}, {', '.join(f'{key}={text(v)}' for key, v in keywords.items())})")
+
+
+def _call(func: ast.expr, args: list[ast.expr], keywords: dict[str | None, ast.expr]) -> ast.Call:
+    return ast.Call(func, args, [ast.keyword(name, value) for name, value in keywords.items()])
+
+
+def _arguments(
+    code: Code,
+    args: list[ast.expr],
+    keywords: list[ast.keyword],
+    kind: type,
+    layer: layers.Layer,
+) -> tuple[list[ast.expr], dict[str | None, ast.expr]]:
+    by_name = {key.arg: key.value for key in keywords if key.arg not in layers.IGNORED}
+    if layer.names is None:
+        return [*map(code, args)], {name: code(value) for name, value in by_name.items()}
+    named = {str(name): value for name, value in by_name.items()}
+    bound = layers.signature_of(kind).bind_partial(None, *args, **named).arguments
+    positional: list[ast.expr] = []
+    rest: dict[str | None, ast.expr] = {}
+    for at, (name, value) in enumerate(list(bound.items())[1:]):
+        if name in layers.IGNORED:
+            continue
+        if name not in layer.names:
+            raise NotTranscribed(f"{kind.__name__}: {name} has no counterpart")
+        made = code(value)
+        if name in layer.is_one_number and isinstance(made, ast.Tuple | ast.List):
+            (made,) = made.elts
+        if value in args and at < layer.by_place:
+            positional.append(made)
+        else:
+            rest[layer.names[name]] = made
+    return positional, rest

@@ -1,0 +1,457 @@
+"""Expressions of the source as code: text where they are Python's, operations where not."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fmapper.translation import expr, literal, text
+from fmapper_translate import layers
+from fmapper_translate.constructions import make_activation, make_layer, make_partial
+from fmapper_translate.functions import Function
+from fmapper_translate.operations import (
+    Given,
+    NotTranscribed,
+    Operations,
+    dtype_name,
+    negate,
+    plain,
+)
+from fmapper_translate.recording import Event
+
+if TYPE_CHECKING:
+    from fmapper_translate.files import File
+
+_SIMPLE = bool | int | float | str | None
+# Methods and attributes of tensors that give Python's values.
+_SIZES = {"dim": "{0}.ndim", "ndimension": "{0}.ndim", "numel": "{0}.size", "nelement": "{0}.size"}
+_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "real", "imag", "itemsize", "nbytes"})
+_DEVICES = frozenset({"device", "dtype", "pin_memory", "requires_grad", "non_blocking"})
+NEW_NAMES = {"forward": "__call__"}
+
+
+class Unnamed(NotTranscribed):
+    """A name of the source that a file cannot have."""
+
+
+class Expressions:
+    """Prints the expressions of one function.
+
+    Args:
+        file: The file.
+        function: The function.
+    """
+
+    def __init__(self, file: File, function: Function) -> None:
+        self.file = file
+        self.function = function
+        self._events = file.recording.events
+        self._codes: dict[ast.AST, ast.expr] = {}
+        self._bound = {
+            node.id for node in function.nodes
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        } | {node.arg for node in function.nodes if isinstance(node, ast.arg)} | {
+            node.name for node in function.nodes[1:] if isinstance(node, ast.FunctionDef)
+        }  # fmt: skip
+
+    # --- one expression ---------------------------------------------------------------------------
+
+    def code(self, node: ast.expr) -> ast.expr:
+        """Returns the code for an expression, the same for all its evaluations.
+
+        Raises:
+            NotTranscribed: There is none, or another one for another evaluation.
+        """
+        if node not in self._codes:
+            self._codes[node] = self._code(node)
+        return literal(self._codes[node])
+
+    def values(self, node: ast.expr) -> list[Any]:
+        """Returns the values that an expression had."""
+        return [event.value for event in self._events.get(node, ())]
+
+    def _code(self, node: ast.expr) -> ast.expr:
+        events = self._events.get(node, [])
+        if isinstance(node, ast.JoinedStr | ast.Constant):
+            return node
+        if isinstance(node, ast.Starred | ast.Slice):
+            return self._copy(node)
+        if not events:
+            return self._unseen(node)
+        found: dict[str, ast.expr] = {}
+        try:
+            for event in events:
+                made = self._print(node, event)
+                found.setdefault(text(made), made)
+        except Unnamed:
+            values = {repr(event.value) for event in events}
+            if len(values) == 1 and isinstance(events[0].value, _SIMPLE):
+                return literal(events[0].value)
+            raise
+        except NotTranscribed as error:
+            raise self._at(node, str(error)) from None
+        except (TypeError, AttributeError, IndexError, ValueError, KeyError) as error:
+            raise self._at(node, f"{type(error).__name__}: {error}") from error
+        if len(found) > 1:
+            raise self._at(node, "it is " + " and ".join(list(found)[:2]))
+        return next(iter(found.values()))
+
+    def _at(self, node: ast.expr, reason: str) -> NotTranscribed:
+        place = f"{self.function.label}: `{ast.unparse(node)}`"
+        return NotTranscribed(
+            reason if reason.startswith(self.function.label) else f"{place}: {reason}"
+        )
+
+    def _unseen(self, node: ast.expr) -> ast.expr:
+        """Returns the code for an expression that did not run, if its text says all."""
+        match node:
+            case ast.Name() if node.id in self._bound:
+                return node
+            case ast.Name() | ast.Attribute():
+                known, value = self._static(node)
+                if known:
+                    return self._reference(node, value)
+                if isinstance(node, ast.Attribute):
+                    return ast.Attribute(self.code(node.value), node.attr, ast.Load())
+            case ast.Call():
+                known, value = self._static(node)
+                if known:
+                    return literal(value)
+                known, value = self._static(node.func)
+                if known:
+                    return self._call(node, value, None)
+                raise self._at(node, "it did not run")
+        return self._copy(node)
+
+    def _static(self, node: ast.expr) -> tuple[bool, Any]:
+        """Returns whether an expression is a global name or in one, and its value."""
+        if isinstance(node, ast.Name) and node.id not in self._bound:
+            space = self.function.target.__globals__
+            if node.id in space or hasattr(builtins, node.id):
+                return True, space.get(node.id, getattr(builtins, node.id, None))
+        if isinstance(node, ast.Attribute):
+            known, value = self._static(node.value)
+            if known and hasattr(value, node.attr):
+                return True, getattr(value, node.attr)
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "hasattr"
+        ):
+            known, value = self._static(node.args[0])
+            if known and isinstance(value, types.ModuleType):
+                return True, hasattr(value, plain(node.args[1]))
+        return False, None
+
+    def _copy(self, node: ast.expr) -> ast.expr:
+        made: ast.expr = self._rebuild(node)
+        return made
+
+    def _rebuild(self, node: Any) -> Any:
+        """Returns a copy of a node with the code for its parts."""
+
+        def turn(value: Any) -> Any:
+            if isinstance(value, list):
+                return [turn(one) for one in value]
+            if isinstance(value, ast.expr):
+                stored = isinstance(getattr(value, "ctx", None), ast.Store)
+                return value if stored else self.code(value)
+            if isinstance(value, ast.comprehension | ast.keyword):
+                return self._rebuild(value)
+            return value
+
+        return type(node)(**{name: turn(value) for name, value in ast.iter_fields(node)})
+
+    def _print(self, node: ast.expr, event: Event) -> ast.expr:
+        value = event.value
+        match node:
+            case ast.Name():
+                return node if node.id in self._bound else self._reference(node, value)
+            case ast.Attribute():
+                return self._attribute(node, event)
+            case ast.Call():
+                func = event.parts.get(node.func)
+                return self._call(node, func.value if func is not None else None, event)
+            case ast.Subscript():
+                return self._subscript(node, event)
+            case ast.BinOp() | ast.UnaryOp() | ast.Compare() if event.operations:
+                return self._operations(node, event)
+        return self._copy(node)
+
+    def _subscript(self, node: ast.Subscript, event: Event) -> ast.expr:
+        made: ast.Subscript = self._rebuild(node)
+        if isinstance(event.value, torch.Tensor):
+            made.slice = _index(made.slice)
+        return made
+
+    # --- names ------------------------------------------------------------------------------------
+
+    def _reference(self, node: ast.expr, value: Any) -> ast.expr:
+        """Returns the code for something that a module defines."""
+        if isinstance(value, torch.dtype):
+            return self.file.dialect.dtype(dtype_name(value))
+        if value is torch.Tensor:
+            return expr("jax.Array")
+        if value in _INFINITIES and isinstance(value, float):
+            return expr("jnp.inf")
+        if isinstance(value, type) and (layer := layers.layer_of(value)) is not None:
+            return expr(layer.name)
+        if isinstance(value, type) and value in layers.ACTIVATIONS:
+            return expr(self.file.activation_class(value))
+        if isinstance(value, type) and value is nn.Module:
+            return expr("nnx.Module")
+        if (
+            isinstance(value, types.FunctionType | types.BuiltinFunctionType)
+            and value in layers.FUNCTIONS
+        ):
+            return expr(layers.FUNCTIONS[value])
+        if self.file.add(value):
+            return node if isinstance(node, ast.Name) else expr(value.__name__)
+        if isinstance(node, ast.Name) and self.file.add_global(self.function, node.id, value):
+            return node
+        if isinstance(node, ast.Attribute):
+            known, base = self._static(node.value)
+            if known and isinstance(base, types.ModuleType) and _is_standard(base.__name__):
+                return ast.Attribute(self._reference(node.value, base), node.attr, ast.Load())
+            if known and isinstance(base, type):
+                return ast.Attribute(self._reference(node.value, base), node.attr, ast.Load())
+        raise Unnamed(f"{ast.unparse(node)} has no counterpart")
+
+    def _attribute(self, node: ast.Attribute, event: Event) -> ast.expr:
+        part = event.parts.get(node.value)
+        owner, value = part.value if part is not None else None, event.value
+        if isinstance(owner, torch.Tensor):
+            if node.attr == "data":
+                return self.code(node.value)
+            if node.attr in _ATTRIBUTES and not event.operations:
+                return ast.Attribute(self.code(node.value), node.attr, ast.Load())
+            if event.operations:
+                return self._operations(node, event)
+            raise Unnamed(f"{node.attr} of a tensor")
+        if isinstance(owner, nn.Module):
+            return self._of_module(node, owner, value)
+        if isinstance(owner, types.ModuleType) or isinstance(value, torch.dtype):
+            return self._reference(node, value)
+        if isinstance(owner, torch.finfo):
+            return expr("float({0})", ast.Attribute(self.code(node.value), node.attr, ast.Load()))
+        if isinstance(value, torch.device):
+            raise Unnamed("a device")
+        return ast.Attribute(self.code(node.value), node.attr, ast.Load())
+
+    def _of_module(self, node: ast.Attribute, owner: nn.Module, value: Any) -> ast.expr:
+        base, layer = self.code(node.value), layers.layer_of(type(owner))
+        if isinstance(value, torch.device):
+            raise Unnamed("a device")
+        if node.attr == "training":
+            self.file.has_mode.add(self.function.owner)
+            return expr("not {0}.deterministic", base)
+        if isinstance(value, torch.Tensor):
+            if layer is None or layer.arrays == {}:
+                return expr(f"{{0}}.{node.attr}[...]", base)
+            for name, (theirs, order) in layer.arrays.items():
+                if theirs == node.attr:
+                    array = expr(f"{{0}}.{name}[...]", base)
+                    if order is None:
+                        return array
+                    back = tuple(order.index(at) for at in range(len(order)))
+                    return (
+                        expr("{0}.T", array)
+                        if back == (1, 0)
+                        else expr("{0}.transpose({1})", array, back)
+                    )
+            return expr(f"{{0}}.{node.attr}[...]", base)
+        name = node.attr if layer is None else layer.attributes.get(node.attr, node.attr)
+        if isinstance(value, types.MethodType):
+            name = NEW_NAMES.get(name, name)
+            self.file.add_method(value)
+        return ast.Attribute(base, name, ast.Load())
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _call(self, node: ast.Call, callee: Any, event: Event | None) -> ast.expr:
+        value = event.value if event is not None else None
+        if isinstance(node.func, ast.Attribute) and event is not None:
+            of = event.parts.get(node.func)
+            base = of.parts.get(node.func.value) if of is not None else None
+            if base is not None and isinstance(base.value, torch.Tensor):
+                return self._tensor_method(node, node.func, base.value, event)
+        if isinstance(callee, nn.Module):
+            return self._call_module(node, callee)
+        if isinstance(callee, functools.partial):
+            inner = callee.func
+            if isinstance(inner, type) and issubclass(inner, nn.Module):
+                return self._make(node, inner, bound=True)
+        if isinstance(callee, type) and issubclass(callee, nn.Module | nn.Parameter):
+            return self._make(node, callee)
+        if isinstance(callee, type) and issubclass(callee, functools.partial):
+            part = event.parts.get(node.args[0]) if event is not None else None
+            kind = part.value if part is not None else self._static(node.args[0])[1]
+            layer = layers.layer_of(kind)
+            if layer is not None:
+                return make_partial(self.code, node, kind, layer)
+        function = self.file.recording.function_of(callee)
+        if function is not None:
+            self.file.add_function(function)
+            more = [ast.keyword("rngs", expr("rngs"))] if function.makes_modules else []
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "forward":
+                return self._plain_call(node, self.code(node.func.value), more)
+            return self._plain_call(node, self.code(node.func), more)
+        if callee is nn.functional.dropout:
+            return self._dropout(node)
+        if callee in (torch.tensor, torch.as_tensor):
+            assert isinstance(value, torch.Tensor)
+            dtype = self.file.dialect.dtype(dtype_name(value.dtype))
+            return expr("jnp.array({0}, {1})", self.code(node.args[0]), dtype)
+        if event is not None and (event.operations or isinstance(value, torch.Tensor)):
+            return self._operations(node, event)
+        if callee is torch.is_tensor:
+            return expr("isinstance({0}, jax.Array)", self.code(node.args[0]))
+        if callee is torch.finfo:
+            return expr("jnp.finfo({0})", *map(self.code, node.args))
+        if isinstance(node.func, ast.Name) and node.func.id == "super":
+            return node
+        return self._plain_call(node, self.code(node.func), [])
+
+    def _dropout(self, node: ast.Call) -> ast.expr:
+        named = {str(key.arg): key.value for key in node.keywords}
+        given = inspect.signature(nn.functional.dropout).bind(*node.args, **named).arguments
+        rate = self.code(given["p"]) if "p" in given else expr("0.5")
+        training = self.code(given["training"]) if "training" in given else expr("True")
+        if not self.file.is_module(self.function.owner):
+            raise NotTranscribed("a function has no random numbers")
+        self.file.draws.add(self.function.owner)
+        return expr("dropout({0}, {1}, self.rngs, deterministic={2})",
+                    self.code(given["input"]), rate, negate(training))  # fmt: skip
+
+    def _plain_call(self, node: ast.Call, func: ast.expr, more: list[ast.keyword]) -> ast.Call:
+        kept = [key for key in node.keywords if not self._is_device(key.value)]
+        keywords = [ast.keyword(key.arg, self.code(key.value)) for key in kept]
+        args = [self.code(arg) for arg in node.args if not self._is_device(arg)]
+        return ast.Call(func, args, [*keywords, *more])
+
+    def _is_device(self, node: ast.expr) -> bool:
+        values = self.values(node)
+        return bool(values) and all(isinstance(value, torch.device) for value in values)
+
+    def _call_module(self, node: ast.Call, module: nn.Module) -> ast.expr:
+        kind = type(module)
+        is_known = layers.layer_of(kind) or kind in layers.ACTIVATIONS
+        if layers.is_library_module(kind) and not is_known:
+            raise NotTranscribed(f"{kind.__name__} is not in the table of layers")
+        table = self.file.tied_table(module, self.function)
+        if table:
+            return expr(f"{table}.attend({{0}})", self.code(node.args[0]))
+        return self._plain_call(node, self.code(node.func), [])
+
+    def _make(self, node: ast.Call, kind: type, *, bound: bool = False) -> ast.expr:
+        layer = layers.layer_of(kind)
+        if layer is not None:
+            return make_layer(self.code, node, kind, layer, bound=bound)
+        if kind in layers.ACTIVATIONS:
+            is_named, value = self._static(node.func)
+            if is_named and value is kind:
+                return make_activation(self.code, node, kind)
+            return ast.Call(self.code(node.func), [], [])
+        if layers.is_library_module(kind):
+            raise NotTranscribed(f"{kind.__name__} is not in the table of layers")
+        self.file.add(kind)
+        more = [ast.keyword("rngs", expr("rngs"))] if self.file.takes_rngs(kind) else []
+        return self._plain_call(node, self.code(node.func), more)
+
+    def _tensor_method(
+        self, node: ast.Call, func: ast.Attribute, base: torch.Tensor, event: Event
+    ) -> ast.expr:
+        name = func.attr
+        if name == "size":
+            shape = expr("{0}.shape", self.code(func.value))
+            given = [*node.args, *(key.value for key in node.keywords)]
+            return expr("{0}[{1}]", shape, self.code(given[0])) if given else shape
+        if name in _SIZES:
+            return expr(_SIZES[name], self.code(func.value))
+        if name == "is_floating_point":
+            return expr("jnp.issubdtype({0}.dtype, jnp.floating)", self.code(func.value))
+        if event.value is base and not event.operations:
+            return self.code(func.value)
+        return self._operations(node, event)
+
+    # --- operations -------------------------------------------------------------------------------
+
+    def _operations(self, node: ast.expr, event: Event) -> ast.expr:
+        given = list(self._arguments(node, event))
+        tensors = dict(self._tensors(event))
+        return Operations(self.file.dialect, given, tensors).print(event.operations, event.value)
+
+    def _arguments(self, node: ast.expr, event: Event) -> Iterator[Given]:
+        def one(part: ast.expr, name: str = "") -> Iterator[Given]:
+            starred = isinstance(part, ast.Starred)
+            inner = part.value if isinstance(part, ast.Starred) else part
+            known = event.parts.get(inner)
+            code = functools.partial(self.code, inner)
+            if known is not None:
+                yield Given(inner, known.value, name, code, starred)
+            elif isinstance(inner, ast.Constant):
+                yield Given(inner, inner.value, name, code)
+
+        match node:
+            case ast.Call():
+                if isinstance(node.func, ast.Attribute):
+                    method = event.parts.get(node.func)
+                    owner = method.parts.get(node.func.value) if method is not None else None
+                    if owner is not None and isinstance(owner.value, torch.Tensor):
+                        code = functools.partial(self.code, node.func.value)
+                        yield Given(node.func.value, owner.value, "", code)
+                for arg in node.args:
+                    yield from one(arg)
+                for key in node.keywords:
+                    yield from one(key.value, key.arg or "")
+            case ast.BinOp():
+                yield from one(node.left)
+                yield from one(node.right)
+            case ast.Compare():
+                yield from one(node.left)
+                yield from one(node.comparators[0])
+            case ast.UnaryOp():
+                yield from one(node.operand)
+
+    def _tensors(self, event: Event) -> Iterator[tuple[int, Callable[[], ast.expr]]]:
+        """Returns the tensors that the parts of an expression are, and those in lists of them."""
+        for part, inner in event.parts.items():
+            assert isinstance(part, ast.expr)
+            if isinstance(part, ast.Attribute | ast.Tuple | ast.List | ast.Call):
+                yield from self._tensors(inner)
+        for part, inner in event.parts.items():
+            assert isinstance(part, ast.expr)
+            if isinstance(inner.value, torch.Tensor):
+                yield id(inner.value), functools.partial(self.code, part)
+            elif isinstance(inner.value, tuple | list) and not isinstance(
+                part, ast.Tuple | ast.List
+            ):
+                for at, one in enumerate(inner.value):
+                    if isinstance(one, torch.Tensor):
+                        yield id(one), functools.partial(self._element, part, at)
+
+    def _element(self, node: ast.expr, at: int) -> ast.expr:
+        return expr(f"{{0}}[{at}]", self.code(node))
+
+
+def _index(node: ast.expr) -> ast.expr:
+    """Returns an index whose lists are arrays, as JAX wants them."""
+    if isinstance(node, ast.Tuple):
+        return ast.Tuple([_index(one) for one in node.elts], ast.Load())
+    return expr("jnp.array({0})", node) if isinstance(node, ast.List) else node
+
+
+_INFINITIES = (float("inf"),)
+
+
+def _is_standard(name: str) -> bool:
+    return name.partition(".")[0] in (*sys.stdlib_module_names, "numpy")

@@ -1,0 +1,390 @@
+"""A file for Flax NNX: the model's classes and functions, what they need, and `load_weights`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from fmapper.translation import Helper, expr, helpers_of, literal, names_in, print_imports, text
+from fmapper_adapters.flax.translation.dialect import FlaxDialect
+from fmapper_translate import flax_layers, layers
+from fmapper_translate.functions import Function
+from fmapper_translate.operations import NotTranscribed
+from fmapper_translate.recording import Recording
+from fmapper_translate.statements import Statements
+
+_IMPORTS = {
+    "jax": "import jax", "jnp": "import jax.numpy as jnp", "np": "import numpy as np",
+    "nnx": "from flax import nnx", "partial": "from functools import partial",
+    "math": "import math", "SimpleNamespace": "from types import SimpleNamespace",
+    "Any": "from typing import Any",
+}  # fmt: skip
+_LOAD = '''def load_weights(model: nnx.Module, state) -> nnx.Module:
+    """Fills a model with the arrays of the source's state dict, by name; returns it.
+
+    Raises:
+        ValueError: Arrays are missing or left over, or have another shape.
+    """
+    left = {name for name in state if not name.endswith("num_batches_tracked")} - TIED.keys()
+    for path, layer in nnx.iter_modules(model):
+        names = next((found for cls, found in ARRAYS.items() if isinstance(layer, cls)), {})
+        for key, variable in vars(layer).items():
+            if not isinstance(variable, nnx.Variable) or isinstance(variable, Constant):
+                continue
+            if isinstance(variable, nnx.RngState):
+                continue
+            theirs, order = names.get(key, (key, None))
+            name = ".".join(map(str, (*path, theirs)))
+            name = TIED.get(name, name)
+            if name not in state:
+                raise ValueError(f"{name} is missing")
+            array = jnp.asarray(state[name], variable.dtype)
+            array = array if order is None else array.transpose(order)
+            if array.shape != variable.shape:
+                raise ValueError(f"{name}: {array.shape} instead of {variable.shape}")
+            variable.set_value(array)
+            left.discard(name)
+    if left:
+        raise ValueError(f"{sorted(left)} are left over")
+    return model'''
+
+
+class File:
+    """A file while it is written: its classes, functions, constants and imports.
+
+    Args:
+        recording: What the source did.
+        model: The model that was recorded.
+        aliases: Second names of its arrays -> the first.
+
+    Attributes:
+        dialect: The printers of operations, with the functions that they call.
+        has_mode: Classes that ask whether they are in training.
+        draws: Classes that draw random numbers.
+    """
+
+    def __init__(self, recording: Recording, model: nn.Module, aliases: Mapping[str, str]) -> None:
+        self.recording = recording
+        self.dialect = FlaxDialect()
+        self.has_mode: set[type | None] = set()
+        self.draws: set[type | None] = set()
+        self._model = model
+        self._classes: dict[type, None] = {}
+        self._functions: dict[Function, None] = {}
+        self._constants: dict[str, str] = {}
+        self._imports: dict[str, str] = {}
+        self._activations: dict[str, str] = {}
+        self._tied: dict[int, tuple[type | None, str]] = {}
+        self.aliases = aliases
+
+    # --- what expressions ask ---------------------------------------------------------------------
+
+    def add(self, value: Any) -> bool:
+        """Adds a class or function of the model; returns whether it is one."""
+        if isinstance(value, types.FunctionType):
+            function = self.recording.function_of(value)
+            if function is not None:
+                self.add_function(function)
+            return function is not None
+        if not isinstance(value, type) or value.__module__ == "builtins":
+            return False
+        if layers.is_library_module(value) or value.__module__.partition(".")[0] in _LIBRARIES:
+            return False
+        if (
+            value.__module__.partition(".")[0] in sys.stdlib_module_names
+            and value.__module__ != "__main__"
+        ):
+            return False
+        for base in reversed(value.__mro__):
+            if base is not object and base not in self._classes and self._is_own(base):
+                self._classes[base] = None
+        return True
+
+    def _is_own(self, cls: type) -> bool:
+        top = cls.__module__.partition(".")[0]
+        standard = top in sys.stdlib_module_names and top != "__main__"
+        return not standard and top not in _LIBRARIES
+
+    def add_function(self, function: Function) -> None:
+        """Adds a function; of a method its class."""
+        self._functions[function] = None
+        if function.owner is not None:
+            self.add(function.owner)
+
+    def add_method(self, method: types.MethodType) -> None:
+        """Adds the class of a method."""
+        function = self.recording.function_of(method)
+        if function is not None:
+            self.add_function(function)
+
+    def add_global(self, function: Function, name: str, value: Any) -> bool:
+        """Adds what a name of a module is; returns whether a file can have it."""
+        if isinstance(value, types.ModuleType):
+            if value.__name__.partition(".")[0] in (*sys.stdlib_module_names, "numpy"):
+                alias = "" if value.__name__ == name else f" as {name}"
+                self._imports[name] = f"import {value.__name__}{alias}"
+                return True
+            return False
+        if isinstance(value, bool | int | float | str | tuple | list | dict) and not isinstance(
+            value, type
+        ):
+            if hasattr(__builtins__, name):
+                return True
+            try:
+                self._constants[name] = text(literal(value))
+            except TypeError:
+                return False
+            return True
+        module = getattr(value, "__module__", None)
+        if module == "builtins" or value is None or name in dir(__import__("builtins")):
+            return True
+        if isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names:
+            self._imports[name] = f"from {module} import {getattr(value, '__name__', name)}"
+            return True
+        if getattr(value, "__module__", "") == "typing" or type(value).__module__ == "typing":
+            self._imports[name] = f"from typing import {name}"
+            return True
+        return False
+
+    def activation_class(self, kind: type) -> str:
+        """Returns the name of a function that gives an activation, where a class is passed on."""
+        code = layers.ACTIVATIONS[kind][0]
+        extra = ", ".join(f"{k}={v}" for k, v in layers.ACTIVATIONS[kind][2].items())
+        made = f"partial({code}, {extra})" if extra else code
+        name = kind.__name__
+        self._activations[name] = f"def {name}():\n    return {made}"
+        return name
+
+    def is_module(self, cls: type | None) -> bool:
+        """Returns whether a class is one of modules."""
+        return cls is not None and issubclass(cls, nn.Module)
+
+    def takes_rngs(self, cls: type | None) -> bool:
+        """Returns whether the constructor of a class takes `rngs`: for layers, or to draw."""
+        bases = cls.__mro__ if cls is not None else ()
+        makers = {one.owner for one in self.recording.functions
+                  if one.name == "__init__" and one.makes_modules}  # fmt: skip
+        return any(one in makers or one in self.draws for one in bases)
+
+    def constructs(self, function: Function) -> bool:
+        """Returns whether a function runs when a model is made."""
+        return function.name == "__init__" or function.makes_modules
+
+    def tie(self, linear: nn.Module, function: Function, table: str) -> None:
+        """Notes that a linear layer has the matrix of an embedding."""
+        self._tied[id(linear)] = (function.owner, table)
+
+    def tied_table(self, module: nn.Module, function: Function) -> str:
+        """Returns the code for the embedding whose matrix a layer has; empty without one."""
+        owner, table = self._tied.get(id(module), (None, ""))
+        return table if owner is not None and owner is function.owner else ""
+
+    def value(self, value: Any) -> ast.expr:
+        """Returns the code for an argument of a model's constructor, whose class the file then has.
+
+        Raises:
+            NotTranscribed: It is not a number, text, container, class, or record of such.
+        """
+        if isinstance(value, list):
+            return ast.List([self.value(one) for one in value], ast.Load())
+        if isinstance(value, tuple):
+            return ast.Tuple([self.value(one) for one in value], ast.Load())
+        if isinstance(value, dict):
+            return ast.Dict(
+                [self.value(key) for key in value], [self.value(one) for one in value.values()]
+            )
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            self.add(type(value))
+            fields = [
+                (one.name, getattr(value, one.name))
+                for one in dataclasses.fields(value)
+                if one.init
+            ]
+            keywords = [ast.keyword(name, self.value(one)) for name, one in fields]
+            return ast.Call(expr(type(value).__name__), [], keywords)
+        if isinstance(value, types.SimpleNamespace):
+            keywords = [ast.keyword(name, self.value(one)) for name, one in vars(value).items()]
+            return ast.Call(expr("SimpleNamespace"), [], keywords)
+        if isinstance(value, functools.partial):
+            keywords = [ast.keyword(name, self.value(one)) for name, one in value.keywords.items()]
+            return ast.Call(expr("partial"), [self.value(value.func)], keywords)
+        if isinstance(value, type):
+            layer = layers.layer_of(value)
+            if layer is None and not self.add(value):
+                raise NotTranscribed(f"{value.__name__} has no counterpart")
+            return expr(layer.name if layer is not None else value.__name__)
+        try:
+            return literal(value)
+        except TypeError as error:
+            raise NotTranscribed(f"{value!r} cannot be written to a file") from error
+
+    # --- the file ---------------------------------------------------------------------------------
+
+    def print(self, title: str) -> str:
+        """Returns the file.
+
+        Raises:
+            NotTranscribed: A function of the source has no counterpart.
+        """
+        self.add(type(self._model))
+        self._find_ties()
+        done: dict[Any, str] = {}
+        while True:
+            before = (len(self._classes), len(self._functions), len(self.has_mode), len(self.draws))
+            done = {one: self._print_class(one) for one in list(self._classes)}
+            own = [one for one in self._functions if one.owner is None]
+            done |= {one: "\n".join(Statements(self, one).lines()) for one in own}
+            after = (len(self._classes), len(self._functions), len(self.has_mode), len(self.draws))
+            if before == after:
+                break
+        blocks = [code for _, code in sorted(done.items(), key=lambda item: _place(item[0]))]
+        ordered = self._in_order(blocks)
+        constants = [f"{name} = {code}" for name, code in self._constants.items()]
+        return self._assemble(title, constants, ordered)
+
+    def _find_ties(self) -> None:
+        for function in self.recording.functions:
+            if function.name == "__init__" and self.is_module(function.owner):
+                try:
+                    Statements(self, function).lines()
+                except NotTranscribed:
+                    continue
+
+    def _in_order(self, blocks: list[str]) -> list[str]:
+        """Puts classes behind their bases and what their class bodies need."""
+        by_name = {}
+        for block in blocks:
+            node = ast.parse(block).body[0]
+            assert isinstance(node, ast.ClassDef | ast.FunctionDef)
+            by_name[node.name] = (block, node)
+        found: dict[str, str] = {}
+
+        def visit(name: str) -> None:
+            if name in found or name not in by_name:
+                return
+            block, node = by_name[name]
+            needed = node.bases if isinstance(node, ast.ClassDef) else []
+            for base in [*needed, *getattr(node, "decorator_list", [])]:
+                for inner in ast.walk(base):
+                    if isinstance(inner, ast.Name):
+                        visit(inner.id)
+            found[name] = block
+
+        for name in by_name:
+            visit(name)
+        return list(found.values())
+
+    def _print_class(self, cls: type) -> str:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        if not self.is_module(cls):
+            return self._print_plain_class(cls, tree)
+        functions = {one.tree.name: one for one in self.recording.functions if one.owner is cls}
+        bases = ", ".join(filter(None, (self._base(base) for base in cls.__bases__)))
+        blocks = []
+        document = ast.get_docstring(tree)
+        if document:
+            blocks.append(textwrap.indent(_quote(document), "    "))
+        constants = []
+        for node in tree.body:
+            name = _name_of(node)
+            if isinstance(getattr(cls, name, None), _PLAIN):
+                constants.append(f"    {name} = {ast.unparse(node.value)}")  # type: ignore[attr-defined]
+        if constants:
+            blocks.append("\n".join(constants))
+        for node in tree.body:
+            function = functions.get(node.name) if isinstance(node, ast.FunctionDef) else None
+            if function is not None and self._is_wanted(function):
+                lines = Statements(self, function).lines()
+                blocks.append("\n".join("    " + line for line in lines))
+        return f"class {cls.__name__}({bases}):\n" + ("\n\n".join(blocks) or "    pass")
+
+    def _is_wanted(self, function: Function) -> bool:
+        """Returns whether a method is called in the file."""
+        if function.name in ("__init__", "forward"):
+            return True
+        return function in self._functions
+
+    def _base(self, base: type) -> str:
+        if base is nn.Module:
+            return "nnx.Module"
+        layer = layers.layer_of(base)
+        if layer is not None:
+            return layer.name
+        return "" if base is object else base.__name__
+
+    def _print_plain_class(self, cls: type, tree: ast.ClassDef) -> str:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                value = vars(sys.modules[cls.__module__]).get(node.id)
+                module = getattr(value, "__module__", None)
+                if isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names:
+                    self._imports[node.id] = f"from {module} import {node.id}"
+        return textwrap.dedent(inspect.getsource(cls)).rstrip()
+
+    def _assemble(self, title: str, constants: list[str], blocks: list[str]) -> str:
+        body = "\n\n\n".join([*(["\n".join(constants)] if constants else []), *blocks])
+        tables = self._print_tables()
+        everything = "\n\n\n".join([body, tables, _LOAD])
+        helpers = helpers_of(everything, self._helper)
+        whole = "\n\n\n".join([*helpers, everything])
+        used = names_in(whole)
+        known = {**_IMPORTS, **self._imports, **self.dialect._embedded.imports}
+        imports = print_imports(line for name, line in known.items() if name in used)
+        return f'"""{title}"""\n\n{imports}\n\n\n{whole}\n'
+
+    def _helper(self, name: str) -> Helper | None:
+        if name in self._activations:
+            return Helper(self._activations[name])
+        made: Any = getattr(flax_layers, name, None)
+        is_stand_in = name in ("max_pool", "avg_pool", "adaptive_avg_pool")
+        is_here = getattr(made, "__module__", "") == flax_layers.__name__ and not is_stand_in
+        if is_here:
+            source = inspect.getsource(made).replace("  # type: ignore[type-arg]", "")
+            return Helper(
+                "\n".join(line.replace("  # fmt: skip", "") for line in source.splitlines())
+            )
+        return self.dialect.helper(name)
+
+    def _print_tables(self) -> str:
+        kinds = {type(part) for part in self._model.modules()}
+        rows = []
+        for kind in sorted(kinds, key=lambda one: one.__name__):
+            layer = layers.layer_of(kind)
+            if layer is not None and layer.arrays:
+                rows.append(f"    {layer.name}: {dict(layer.arrays)!r},")
+        table = "\n".join(["ARRAYS = {", *rows, "}"]) if rows else "ARRAYS = {}"
+        return f"{table}\nTIED = {self.aliases!r}  # second names in the state dict -> the first"
+
+
+_PLAIN = (bool, int, float, str, tuple)
+_LIBRARIES = ("torch", "numpy", "jax", "flax", "fmapper", "builtins", "typing")
+
+
+def _quote(document: str) -> str:
+    lines = document.splitlines()
+    return '"""' + "\n".join(lines) + ('\n"""' if len(lines) > 1 else '"""')
+
+
+def _name_of(node: ast.stmt) -> str:
+    """Returns the name that a statement gives a value; empty for others."""
+    match node:
+        case ast.Assign([ast.Name(name)]) | ast.AnnAssign(ast.Name(name), value=ast.expr()):
+            return name
+    return ""
+
+
+def _place(one: type | Function) -> tuple[str, int]:
+    """Returns where something is in the source."""
+    if isinstance(one, Function):
+        return one.target.__module__, one.target.__code__.co_firstlineno
+    return one.__module__, inspect.getsourcelines(one)[1]

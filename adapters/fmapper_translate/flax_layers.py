@@ -1,0 +1,244 @@
+"""Layers that files for Flax NNX have beside the model's classes, with PyTorch's arguments.
+
+A file takes the source of those that it names; `max_pool`, `avg_pool` and `adaptive_avg_pool` are
+functions that it takes along with them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class Buffer(nnx.Variable):  # type: ignore[type-arg]
+    """An array that is not trained."""
+
+
+class Constant(nnx.Variable):  # type: ignore[type-arg]
+    """An array that is not trained, and that a state dict does not have."""
+
+
+def repeat(size: Any, count: int) -> tuple[int, ...]:
+    """Returns a size for each dimension, where one may stand for all."""
+    return (size,) * count if isinstance(size, int) else tuple(size)
+
+
+class Conv1d(nnx.Conv):
+    """A convolution with the channels first."""
+
+    rank = 1
+
+    def __init__(
+        self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1,
+        bias=True, padding_mode="zeros", *, rngs,
+    ):  # fmt: skip
+        if padding_mode != "zeros":
+            raise ValueError(f"{padding_mode} padding")
+        if isinstance(padding, str):
+            pads = padding.upper()
+        else:
+            pads = [(size, size) for size in repeat(padding, self.rank)]
+        super().__init__(
+            in_channels, out_channels, repeat(kernel_size, self.rank), repeat(stride, self.rank),
+            padding=pads, kernel_dilation=repeat(dilation, self.rank), feature_group_count=groups,
+            use_bias=bias, rngs=rngs,
+        )  # fmt: skip
+        self.in_channels, self.out_channels = in_channels, out_channels
+
+    def __call__(self, x):
+        return jnp.moveaxis(super().__call__(jnp.moveaxis(x, 1, -1)), -1, 1)
+
+
+class Conv2d(Conv1d):
+    """A convolution of images with the channels first."""
+
+    rank = 2
+
+
+class Conv3d(Conv1d):
+    """A convolution of volumes with the channels first."""
+
+    rank = 3
+
+
+class ConvTranspose2d(nnx.ConvTranspose):
+    """A transposed convolution of images with the channels first."""
+
+    def __init__(
+        self, in_channels, out_channels, kernel_size, stride=1, padding=0, output_padding=0,
+        groups=1, bias=True, dilation=1, *, rngs,
+    ):  # fmt: skip
+        if groups != 1:
+            raise ValueError(f"{groups} groups")
+        windows = zip(repeat(dilation, 2), repeat(kernel_size, 2), strict=True)
+        reach = [d * (k - 1) for d, k in windows]
+        pads = zip(reach, repeat(padding, 2), repeat(output_padding, 2), strict=True)
+        super().__init__(
+            in_channels, out_channels, repeat(kernel_size, 2), repeat(stride, 2),
+            padding=[(r - p, r - p + more) for r, p, more in pads],
+            kernel_dilation=repeat(dilation, 2), use_bias=bias, transpose_kernel=True, rngs=rngs,
+        )  # fmt: skip
+
+    def __call__(self, x):
+        return jnp.moveaxis(super().__call__(jnp.moveaxis(x, 1, -1)), -1, 1)
+
+
+class BatchNorm2d(nnx.Module):
+    """Normalisation of batches, with the channels first."""
+
+    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, *, rngs=None):
+        self.eps, self.momentum = eps, momentum
+        self.scale = nnx.Param(jnp.ones(num_features)) if affine else None
+        self.bias = nnx.Param(jnp.zeros(num_features)) if affine else None
+        self.mean = nnx.BatchStat(jnp.zeros(num_features))
+        self.var = nnx.BatchStat(jnp.ones(num_features))
+        self.use_running_average = False
+
+    def __call__(self, x):
+        mean, var = self.mean[...], self.var[...]
+        if not self.use_running_average:
+            axes = (0, *range(2, x.ndim))
+            mean, var = x.mean(axes), x.var(axes)
+            count = x.size // x.shape[1]
+            unbiased = var * count / (count - 1)
+            self.mean[...] = (1 - self.momentum) * self.mean[...] + self.momentum * mean
+            self.var[...] = (1 - self.momentum) * self.var[...] + self.momentum * unbiased
+        shape = (-1, *(1,) * (x.ndim - 2))
+        y = (x - mean.reshape(shape)) * jax.lax.rsqrt(var + self.eps).reshape(shape)
+        if self.scale is None:
+            return y
+        return y * self.scale[...].reshape(shape) + self.bias[...].reshape(shape)
+
+
+class BatchNorm1d(BatchNorm2d):
+    """Normalisation of batches of features, or of sequences with the channels first."""
+
+
+class GroupNorm(nnx.Module):
+    """Normalisation of groups of channels, which come first."""
+
+    def __init__(self, num_groups, num_channels, eps=1e-5, affine=True, *, rngs=None):
+        self.num_groups, self.eps = num_groups, eps
+        self.scale = nnx.Param(jnp.ones(num_channels)) if affine else None
+        self.bias = nnx.Param(jnp.zeros(num_channels)) if affine else None
+
+    def __call__(self, x):
+        groups = x.reshape(x.shape[0], self.num_groups, -1)
+        mean, var = groups.mean(-1, keepdims=True), groups.var(-1, keepdims=True)
+        y = ((groups - mean) * jax.lax.rsqrt(var + self.eps)).reshape(x.shape)
+        if self.scale is None:
+            return y
+        shape = (-1, *(1,) * (x.ndim - 2))
+        return y * self.scale[...].reshape(shape) + self.bias[...].reshape(shape)
+
+
+class MaxPool2d(nnx.Module):
+    """The largest values of windows of an image."""
+
+    def __init__(self, kernel_size, stride=None, padding=0, *, ceil_mode=False):
+        self.window, self.strides = repeat(kernel_size, 2), repeat(stride or kernel_size, 2)
+        self.padding, self.ceil_mode = repeat(padding, 2), ceil_mode
+
+    def __call__(self, x):
+        return max_pool(
+            x, self.window, self.strides, padding=self.padding, ceil_mode=self.ceil_mode
+        )
+
+
+class MaxPool1d(nnx.Module):
+    """The largest values of windows of a sequence."""
+
+    def __init__(self, kernel_size, stride=None, padding=0, *, ceil_mode=False):
+        self.window, self.strides = (1, kernel_size), (1, stride or kernel_size)
+        self.padding, self.ceil_mode = (0, padding), ceil_mode
+
+    def __call__(self, x):
+        x = max_pool(
+            x[:, :, None], self.window, self.strides, padding=self.padding,
+            ceil_mode=self.ceil_mode,
+        )  # fmt: skip
+        return x[:, :, 0]
+
+
+class AvgPool2d(nnx.Module):
+    """The means of windows of an image."""
+
+    def __init__(
+        self, kernel_size, stride=None, padding=0, *, ceil_mode=False, count_include_pad=True
+    ):
+        self.window, self.strides = repeat(kernel_size, 2), repeat(stride or kernel_size, 2)
+        self.padding, self.ceil_mode = repeat(padding, 2), ceil_mode
+        self.count_padding = count_include_pad
+
+    def __call__(self, x):
+        return avg_pool(
+            x, self.window, self.strides, padding=self.padding, ceil_mode=self.ceil_mode,
+            count_padding=self.count_padding,
+        )  # fmt: skip
+
+
+class AdaptiveAvgPool2d(nnx.Module):
+    """The means of an image's parts."""
+
+    def __init__(self, output_size):
+        self.size = repeat(output_size, 2)
+
+    def __call__(self, x):
+        if self.size == (1, 1):
+            return x.mean(axis=(-2, -1), keepdims=True)
+        return adaptive_avg_pool(x, self.size)
+
+
+class Upsample(nnx.Module):
+    """An image whose pixels are repeated."""
+
+    def __init__(self, *, scale_factor, mode="nearest"):
+        if mode != "nearest":
+            raise ValueError(f"{mode} instead of nearest")
+        self.scale = int(scale_factor)
+
+    def __call__(self, x):
+        return x.repeat(self.scale, axis=-2).repeat(self.scale, axis=-1)
+
+
+class Sequential(nnx.List):  # type: ignore[type-arg]
+    """Parts that are called one after the other."""
+
+    def __init__(self, *parts):
+        super().__init__(parts)
+
+    def __call__(self, x):
+        for part in self:
+            x = part(x)
+        return x
+
+
+class Flatten(nnx.Module):
+    """An array some of whose dimensions are one."""
+
+    def __init__(self, start_dim=1, end_dim=-1):
+        self.start, self.end = start_dim, end_dim
+
+    def __call__(self, x):
+        after = x.shape[self.end :][1:] if self.end < 0 else x.shape[self.end + 1 :]
+        return x.reshape(*x.shape[: self.start], -1, *after)
+
+
+def dropout(x, rate, rngs, deterministic=False):
+    """Sets elements to zero at random, and scales the others."""
+    return nnx.Dropout(rate)(x, deterministic=deterministic, rngs=rngs)
+
+
+def max_pool(*args: Any, **kwargs: Any) -> Any:
+    """Stands for the function that files take."""
+
+
+def avg_pool(*args: Any, **kwargs: Any) -> Any:
+    """Stands for the function that files take."""
+
+
+def adaptive_avg_pool(*args: Any, **kwargs: Any) -> Any:
+    """Stands for the function that files take."""

@@ -1,0 +1,225 @@
+"""The functions of a model's source: which of them ran, their syntax trees, and their code."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sys
+import sysconfig
+import textwrap
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_LIBRARIES = ("torch", "numpy", "fmapper", "fmapper_adapters", "fmapper_translate")
+_STANDARD = Path(sysconfig.get_path("stdlib"))
+
+
+@dataclass(eq=False)
+class Function:
+    """A function or method of the source.
+
+    Attributes:
+        target: The function.
+        owner: The class that defines it; None for a function of a module.
+        tree: Its definition.
+        lines: The text of its definition, by line.
+        makes_modules: Whether a module was made while it ran.
+    """
+
+    target: types.FunctionType
+    owner: type | None
+    tree: ast.FunctionDef
+    lines: list[str]
+    makes_modules: bool = False
+    nodes: list[ast.AST] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Its name in the source."""
+        return self.tree.name
+
+    @property
+    def label(self) -> str:
+        """Its qualified name, for messages."""
+        return self.target.__qualname__
+
+
+@functools.cache
+def is_of_model(file: str) -> bool:
+    """Returns whether code of a file is a model's: of no library that models are written with."""
+    path = Path(file)
+    if file.startswith("<"):
+        return False
+    if "site-packages" not in path.parts:
+        return not path.is_relative_to(_STANDARD)
+    return path.parts[path.parts.index("site-packages") + 1] not in _LIBRARIES
+
+
+def functions_that_run(
+    run: Callable[[], object], classes: Callable[[], list[type]]
+) -> list[Function]:
+    """Runs something, and returns the functions of the model that it called.
+
+    Args:
+        run: What is run.
+        classes: Returns the classes of the model's parts; called afterwards.
+    """
+    codes: set[types.CodeType] = set()
+
+    def watch(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "call" and is_of_model(frame.f_code.co_filename):
+            codes.add(frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    found: dict[types.CodeType, Function] = {}
+    owners = [cls for kind in classes() for cls in kind.__mro__]
+    spaces: dict[int, dict[str, Any]] = {}
+
+    def look(values: Iterable[Any], owner: type | None) -> None:
+        for target in (one for value in values for one in _functions_in(value)):
+            code = target.__code__
+            if code in codes and code not in found:
+                found[code] = _read(target, owner)
+                spaces.setdefault(id(target.__globals__), target.__globals__)
+
+    for owner in owners:
+        look(vars(owner).values(), owner)
+    seen = 0
+    while seen < len(spaces):  # the modules of these functions, and those that their names are from
+        space = list(spaces.values())[seen]
+        for value in list(space.values()):
+            for cls in value.__mro__ if isinstance(value, type) else ():
+                look(vars(cls).values(), cls)
+        look(list(space.values()), None)
+        seen += 1
+    return list(found.values())
+
+
+def _functions_in(value: Any) -> Iterator[types.FunctionType]:
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    if isinstance(value, property):
+        value = value.fget
+    while isinstance(value, types.FunctionType):
+        yield value
+        value = getattr(value, "__wrapped__", None)
+
+
+def _read(target: types.FunctionType, owner: type | None) -> Function:
+    source = textwrap.dedent(inspect.getsource(target))
+    tree = ast.parse(source).body[0]
+    if not isinstance(tree, ast.FunctionDef):
+        raise TypeError(f"{target.__qualname__} is not written as a function")
+    return Function(target, owner, tree, source.splitlines(), nodes=list(ast.walk(tree)))
+
+
+# --- code that tells what its expressions give ----------------------------------------------------
+
+VALUE, STATEMENT = "__recorded_value__", "__recorded_statement__"
+
+
+def instrument(function: Function, number: Callable[[ast.AST], int]) -> types.CodeType:
+    """Compiles a function so that it tells the value of each expression, and where statements end.
+
+    Args:
+        function: The function.
+        number: Returns the number of a node, by which the code names it.
+    """
+    source = "\n".join(function.lines)
+    copy = ast.parse(source).body[0]
+    assert isinstance(copy, ast.FunctionDef)
+    numbers = {
+        id(twin): number(node) for node, twin in zip(function.nodes, ast.walk(copy), strict=True)
+    }
+    copy.decorator_list = []
+    copy.body = _Instrument(numbers).block(copy.body)
+    copy.args.defaults = [ast.Constant(None) for _ in copy.args.defaults]
+    copy.args.kw_defaults = [one and ast.Constant(None) for one in copy.args.kw_defaults]
+    for argument in ast.walk(copy.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    copy.returns = None
+    original = function.target.__code__
+    free = ", ".join(original.co_freevars)
+    outer = ast.parse(f"def _outer({free}):\n    pass").body[0]
+    assert isinstance(outer, ast.FunctionDef)
+    outer.body = [copy]
+    module = ast.fix_missing_locations(ast.Module([outer], []))
+    whole = compile(module, original.co_filename, "exec", dont_inherit=True)
+    (made,) = (one for one in whole.co_consts if isinstance(one, types.CodeType))
+    (code,) = (one for one in made.co_consts if isinstance(one, types.CodeType))
+    return code.replace(co_qualname=original.co_qualname)
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Returns code and that of the functions and comprehensions in it."""
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from codes_in(one)
+
+
+class _Instrument(ast.NodeTransformer):
+    def __init__(self, numbers: dict[int, int]) -> None:
+        self._numbers = numbers
+
+    def block(self, body: list[ast.stmt], *first: ast.stmt) -> list[ast.stmt]:
+        found = list(first)
+        for statement in body:
+            number = self._numbers[id(statement)]
+            found.append(self.visit(statement))
+            if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr):
+                found.append(_mark(number))
+        return found
+
+    def visit(self, node: ast.AST) -> Any:
+        number = self._numbers.get(id(node), -1)
+        match node:
+            case ast.If() | ast.While():
+                node.test = self.visit(node.test)
+                node.body = self.block(node.body, _mark(number))
+                node.orelse = self.block(node.orelse)
+                return node
+            case ast.For():
+                node.iter = self.visit(node.iter)
+                node.body = self.block(node.body, _mark(number))
+                node.orelse = self.block(node.orelse)
+                return node
+            case ast.With():
+                for item in node.items:
+                    item.context_expr = self.visit(item.context_expr)
+                node.body = self.block(node.body)
+                return node
+            case ast.FunctionDef():
+                node.body = self.block(node.body)
+                return node
+            case ast.AnnAssign():
+                node.annotation = ast.Constant(None)
+                return self.generic_visit(node)
+            case ast.Constant() | ast.JoinedStr() | ast.FormattedValue():
+                return node
+            case ast.Starred() | ast.Slice():
+                return self.generic_visit(node)
+            case ast.Tuple(elts) if any(isinstance(one, ast.Slice) for one in elts):
+                return self.generic_visit(node)
+            case ast.expr() if isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+                inner: Any = self.generic_visit(node)
+                return ast.copy_location(_call(VALUE, number, inner), node)
+        return self.generic_visit(node)
+
+
+def _call(name: str, number: int, *rest: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), [ast.Constant(number), *rest], [])
+
+
+def _mark(number: int) -> ast.stmt:
+    return ast.Expr(_call(STATEMENT, number))

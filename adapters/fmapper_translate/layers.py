@@ -1,0 +1,136 @@
+"""The table of layers: PyTorch's classes, and what a file for Flax NNX has in their place."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+Order = tuple[int, ...] | None
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The counterpart of a class of PyTorch.
+
+    Attributes:
+        name: The class, as the file names it.
+        names: Parameters of PyTorch's constructor -> those of this one; None for the same ones.
+        defaults: Keywords of this one -> their code where PyTorch's are not given.
+        arrays: Its variables -> PyTorch's names, and the order of the dimensions; only what
+            differs.
+        attributes: PyTorch's attributes -> those of this one.
+        by_place: How many arguments are given by position, where `names` says which.
+        takes_rngs: Whether its constructor takes `rngs`.
+        is_one_number: Parameters that are one number, where PyTorch may be given a tuple of one.
+    """
+
+    name: str
+    names: Mapping[str, str] | None = None
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    arrays: Mapping[str, tuple[str, Order]] = field(default_factory=dict)
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    by_place: int = 1
+    takes_rngs: bool = True
+    is_one_number: frozenset[str] = frozenset()
+
+    def first(self, count: int) -> tuple[str, ...]:
+        """Returns the names of the first parameters."""
+        return tuple((self.names or {}).values())[:count]
+
+
+def _channels(rank: int) -> Mapping[str, tuple[str, Order]]:
+    return {"kernel": ("weight", (*range(2, rank + 2), 1, 0))}
+
+
+_SCALED: Mapping[str, tuple[str, Order]] = {"scale": ("weight", None)}
+_BATCHED = {**_SCALED, "mean": ("running_mean", None), "var": ("running_var", None)}
+
+LAYERS: dict[type, Layer] = {
+    nn.Linear: Layer(
+        "nnx.Linear",
+        {"in_features": "in_features", "out_features": "out_features", "bias": "use_bias"},
+        arrays={"kernel": ("weight", (1, 0))},
+        by_place=2,
+    ),
+    nn.Embedding: Layer(
+        "nnx.Embed",
+        {"num_embeddings": "num_embeddings", "embedding_dim": "features"},
+        arrays={"embedding": ("weight", None)},
+        attributes={"embedding_dim": "features"},
+        by_place=2,
+    ),
+    nn.LayerNorm: Layer(
+        "nnx.LayerNorm",
+        {"normalized_shape": "num_features", "eps": "epsilon", "bias": "use_bias",
+         "elementwise_affine": "use_scale"},
+        {"epsilon": "1e-05"},
+        _SCALED,
+        is_one_number=frozenset({"normalized_shape"}),
+    ),
+    nn.Dropout: Layer("nnx.Dropout", {"p": "rate"}, {"rate": "0.5"}),
+    nn.Conv1d: Layer("Conv1d", arrays=_channels(1)),
+    nn.Conv2d: Layer("Conv2d", arrays=_channels(2)),
+    nn.Conv3d: Layer("Conv3d", arrays=_channels(3)),
+    nn.ConvTranspose2d: Layer("ConvTranspose2d", arrays=_channels(2)),
+    nn.BatchNorm1d: Layer("BatchNorm1d", arrays=_BATCHED),
+    nn.BatchNorm2d: Layer("BatchNorm2d", arrays=_BATCHED),
+    nn.GroupNorm: Layer("GroupNorm", arrays=_SCALED),
+    nn.MaxPool1d: Layer("MaxPool1d", takes_rngs=False),
+    nn.MaxPool2d: Layer("MaxPool2d", takes_rngs=False),
+    nn.AvgPool2d: Layer("AvgPool2d", takes_rngs=False),
+    nn.AdaptiveAvgPool2d: Layer("AdaptiveAvgPool2d", takes_rngs=False),
+    nn.Upsample: Layer("Upsample", takes_rngs=False),
+    nn.Flatten: Layer("Flatten", takes_rngs=False),
+    nn.Sequential: Layer("Sequential", takes_rngs=False),
+    nn.ModuleList: Layer("nnx.List", takes_rngs=False),
+    nn.ModuleDict: Layer("nnx.Dict", takes_rngs=False),
+    nn.ParameterList: Layer("nnx.List", takes_rngs=False),
+    nn.Parameter: Layer("nnx.Param", {"data": "value"}, takes_rngs=False),
+}  # fmt: skip
+
+# Layers without arrays -> functions, and the keywords that their arguments are.
+ACTIVATIONS: dict[type, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
+    nn.ReLU: ("nnx.relu", _NONE, _NONE),
+    nn.ReLU6: ("nnx.relu6", _NONE, _NONE),
+    nn.SiLU: ("nnx.silu", _NONE, _NONE),
+    nn.Mish: ("jax.nn.mish", _NONE, _NONE),
+    nn.Sigmoid: ("nnx.sigmoid", _NONE, _NONE),
+    nn.Tanh: ("jnp.tanh", _NONE, _NONE),
+    nn.Softplus: ("nnx.softplus", _NONE, _NONE),
+    nn.Hardswish: ("nnx.hard_swish", _NONE, _NONE),
+    nn.Hardsigmoid: ("nnx.hard_sigmoid", _NONE, _NONE),
+    nn.ELU: ("nnx.elu", {"alpha": "alpha"}, _NONE),
+    nn.LeakyReLU: ("nnx.leaky_relu", {"negative_slope": "negative_slope"}, _NONE),
+    nn.GELU: ("nnx.gelu", {"approximate": "approximate"}, {"approximate": "False"}),
+    nn.Softmax: ("nnx.softmax", {"dim": "axis"}, _NONE),
+    nn.Identity: ("lambda x: x", _NONE, _NONE),
+}
+WORDS = {"approximate": {"none": False, "tanh": True}}  # of PyTorch -> what they are here
+FUNCTIONS = {
+    torch.relu: "nnx.relu", nn.functional.relu: "nnx.relu", nn.functional.silu: "nnx.silu",
+    torch.tanh: "jnp.tanh", torch.sigmoid: "nnx.sigmoid", nn.functional.softplus: "nnx.softplus",
+}  # fmt: skip
+IGNORED = frozenset({"inplace", "device", "dtype", "track_running_stats", "requires_grad"})
+
+
+def layer_of(cls: Any) -> Layer | None:
+    """Returns what stands for a class; None for a class of the model's own."""
+    return LAYERS.get(cls) if isinstance(cls, type) else None
+
+
+def is_library_module(cls: Any) -> bool:
+    """Returns whether a class is a module of PyTorch itself."""
+    is_module = isinstance(cls, type) and issubclass(cls, nn.Module)
+    return is_module and cls.__module__.partition(".")[0] == "torch"
+
+
+def signature_of(cls: type) -> inspect.Signature:
+    """Returns the parameters of a class of PyTorch."""
+    return inspect.signature(cls.__init__ if cls is not nn.Parameter else cls.__new__)  # type: ignore[misc]

@@ -1,0 +1,411 @@
+"""Recorded operations as code: the printers of JAX, with the source's own expressions in them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fmapper import ConversionError
+from fmapper.translation import Call, DType, Printing, Value, expr, literal
+from fmapper_adapters.flax.translation.dialect import FlaxDialect
+from fmapper_translate._private import kinds_of_arguments
+from fmapper_translate.recording import Operation
+
+_DROPPED = frozenset({
+    "device", "layout", "pin_memory", "memory_format", "non_blocking", "generator", "copy",
+    "requires_grad",
+})  # fmt: skip
+_ITSELF = frozenset({
+    "aten::contiguous", "aten::clone", "aten::lift_fresh", "aten::alias", "aten::detach_",
+    "aten::requires_grad_",
+})  # fmt: skip
+
+
+class NotTranscribed(ConversionError):
+    """Something of the source has no counterpart."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An argument of a call of the source.
+
+    Attributes:
+        node: The expression; None where it is an element of what an expression gives.
+        value: Its value.
+        name: Its keyword; empty for one by position.
+        code: Returns the code for it.
+        starred: Whether it stands for all elements of its value.
+    """
+
+    node: ast.expr
+    value: Any
+    name: str
+    code: Callable[[], ast.expr]
+    starred: bool = False
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype."""
+    return str(dtype).rpartition(".")[2]
+
+
+def plain(node: ast.expr) -> Any:
+    """Returns the number that an expression is; raises ValueError for another."""
+    return ast.literal_eval(node)
+
+
+class Operations:
+    """Prints what one expression ran, from what its parts are.
+
+    Args:
+        dialect: The table of printers.
+        given: The arguments of the expression, what a method belongs to in front.
+        tensors: Tensors by identity -> their code, as far as the expression's parts have them.
+    """
+
+    def __init__(
+        self,
+        dialect: FlaxDialect,
+        given: Sequence[Given],
+        tensors: Mapping[int, Callable[[], ast.expr]],
+    ) -> None:
+        self._dialect = dialect
+        self._given = given
+        self._known: dict[int, Callable[[], ast.expr]] = dict(tensors)
+
+    def print(self, operations: Sequence[Operation], value: Any) -> ast.expr:
+        """Returns the code for the value that operations give.
+
+        Raises:
+            NotTranscribed: It is not among their results, or one has no code.
+        """
+        for at, operation in enumerate(operations):
+            last = at == len(operations) - 1
+            printed = self._one(operation, value if last else None)
+            self._hold(operation.result, printed)
+            if isinstance(operation.result, tuple | list) and _is_same(operation.result, value):
+                return printed
+            if last and _is_view_of_all(operation.result, value):
+                return printed
+        if isinstance(value, torch.Tensor) and id(value) in self._known:
+            return self._known[id(value)]()
+        if isinstance(value, tuple | list) and value and all(id(x) in self._known for x in value):
+            elements = [self._known[id(x)]() for x in value]
+            return ast.Tuple(elements, ast.Load())
+        names = ", ".join(operation.name for operation in operations)
+        raise NotTranscribed(f"its value is none of the results of {names or 'any operation'}")
+
+    def _hold(self, result: Any, printed: ast.expr) -> None:
+        if isinstance(result, torch.Tensor):
+            self._known[id(result)] = lambda: printed
+        elif isinstance(result, tuple | list):
+            for i, one in enumerate(result):
+                is_tuple = isinstance(printed, ast.Tuple)
+                made = printed.elts[i] if isinstance(printed, ast.Tuple) else None
+                picked = made if is_tuple and made is not None else expr(f"{{0}}[{i}]", printed)
+                self._known[id(one)] = lambda picked=picked: picked  # type: ignore[misc]
+
+    def _one(self, operation: Operation, value: Any) -> ast.expr:
+        base, _, overload = operation.name.partition(".")
+        if base.endswith("_") and not base.endswith("__"):
+            base = base[:-1]
+        args, kwargs = self._arguments(operation)
+        if base in _ITSELF:
+            return literal(args[0])
+        results = (
+            operation.result if isinstance(operation.result, tuple | list) else [operation.result]
+        )
+        kinds = tuple(
+            (dtype_name(x.dtype), tuple(x.shape)) for x in results if isinstance(x, torch.Tensor)
+        )
+        call = Call("y", f"{base}.{overload}", result=kinds)
+        whole = isinstance(value, tuple | list) and _is_same(results, value)
+        is_several = isinstance(operation.result, tuple | list) and base not in _LISTS
+        picked = None if whole or not is_several else frozenset({0})
+        p = Printing(call, literal, picked)
+        printer = _IDIOMS.get(base) or self._dialect.printer(call.op)
+        if printer is not None:
+            printed = printer(p, *args, **kwargs)
+            if printed is not None:
+                return literal(printed)
+        helper = self._dialect.fallback(call)
+        if self._dialect.draws(call.op):
+            raise NotTranscribed(f"{call.op} draws random numbers")
+        keywords = [ast.keyword(key, self._plain(one)) for key, one in kwargs.items()]
+        return ast.Call(ast.Name(helper, ast.Load()), [self._plain(one) for one in args], keywords)
+
+    def _plain(self, value: Any) -> ast.expr:
+        if isinstance(value, DType):
+            return self._dialect.dtype_argument(value.name)
+        if isinstance(value, tuple | list):
+            return ast.Tuple([self._plain(one) for one in value], ast.Load())
+        return literal(value)
+
+    def _arguments(self, operation: Operation) -> tuple[list[Any], dict[str, Any]]:
+        kinds = kinds_of_arguments(operation.overload)
+        args = [
+            self._argument(name, kinds[name], at, value)
+            for at, (name, value) in enumerate(zip(kinds, operation.args, strict=False))
+        ]
+        kwargs = {
+            name: self._argument(name, kinds[name], -1, value)
+            for name, value in operation.kwargs.items()
+            if name not in _DROPPED and value is not None
+        }
+        return args, kwargs
+
+    def _argument(self, name: str, kind: str, at: int, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, torch.dtype):
+            return DType(dtype_name(value))
+        if isinstance(value, tuple | list) and value and isinstance(value[0], torch.Tensor):
+            return self._sequence(value)
+        if isinstance(value, tuple | list) and "SymInt" in kind:
+            return self._sizes(name, at, list(value))
+        if isinstance(value, tuple | list):
+            return tuple(None if one is None else one for one in value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and kind not in ("int", "int?"):  # dimensions, which printers look at
+            return self._number(name, at, value)
+        if isinstance(value, torch.device | torch.layout | torch.memory_format):
+            return None
+        return value
+
+    def _tensor(self, value: torch.Tensor) -> Any:
+        code = self._known.get(id(value))
+        if code is None:
+            raise NotTranscribed(
+                f"a tensor of {tuple(value.shape)} that none of the expression's parts is"
+            )
+        return Value(code(), dtype_name(value.dtype), tuple(value.shape))
+
+    def _sequence(self, values: Sequence[Any]) -> Any:
+        for given in self._given:
+            is_list = isinstance(given.value, tuple | list) and _is_same(given.value, values)
+            if is_list and not isinstance(given.node, ast.Tuple | ast.List):
+                return ast.Starred(given.code(), ast.Load())
+        return [self._tensor(one) for one in values]
+
+    def _number(self, name: str, at: int, value: Any) -> Any:
+        by_name = [one for one in self._given if one.name == name]
+        by_place = [self._given[at]] if 0 <= at < len(self._given) else []
+        others = [one for one in self._given if not one.name and one not in by_place]
+        for given in [*by_name, *by_place, *others]:
+            if type(given.value) is type(value) and given.value == value:
+                try:
+                    return plain(given.node)
+                except ValueError:
+                    return given.code()
+        return value
+
+    def _sizes(self, name: str, at: int, values: list[Any]) -> Any:
+        for given in self._given:
+            if isinstance(given.value, tuple | list) and list(given.value) == values:
+                if isinstance(given.node, ast.Tuple | ast.List):
+                    return tuple(self._elements(given.node, given, values))
+                return (ast.Starred(given.code(), ast.Load()),)
+            if given.name == name and [given.value] == values:
+                return (self._size(given),)
+        row = [one for one in self._given if not one.name]
+        for start in range(len(row)):
+            found: list[Any] = []
+            flat: list[Any] = []
+            for given in row[start:]:
+                if given.starred:
+                    found.append(ast.Starred(given.code(), ast.Load()))
+                    flat += list(given.value)
+                elif isinstance(given.value, int):
+                    found.append(self._size(given))
+                    flat.append(given.value)
+                else:
+                    break
+            if flat == values:
+                return tuple(found)
+        return tuple(values)
+
+    def _elements(
+        self, node: ast.Tuple | ast.List, given: Given, values: list[Any]
+    ) -> Iterator[Any]:
+        code = given.code()
+        parts = code.elts if isinstance(code, ast.Tuple | ast.List) else []
+        if len(parts) != len(node.elts):
+            yield from values
+            return
+        for part in parts:
+            try:
+                yield plain(part)
+            except ValueError:
+                yield part
+
+    def _size(self, given: Given) -> Any:
+        try:
+            return plain(given.node)
+        except ValueError:
+            return given.code()
+
+
+_LISTS = frozenset({
+    "aten::split", "aten::chunk", "aten::unbind", "aten::split_with_sizes", "aten::tensor_split",
+})  # fmt: skip
+
+
+def _is_same(one: Sequence[Any], other: Any) -> bool:
+    if not isinstance(other, tuple | list) or len(one) != len(other):
+        return False
+    return all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _is_view_of_all(result: Any, value: Any) -> bool:
+    """Returns whether a tensor is another one: functions that make one return it anew."""
+    if not isinstance(result, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return False
+    return (result.data_ptr(), result.shape, result.stride(), result.dtype) == (
+        value.data_ptr(), value.shape, value.stride(), value.dtype
+    )  # fmt: skip
+
+
+# --- operations whose shapes are those of the example in the printers -----------------------------
+
+_IDIOMS: dict[str, Callable[..., Any]] = {}
+
+
+def _idiom(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        _IDIOMS.update(dict.fromkeys((f"aten::{name}" for name in names), function))
+        return function
+
+    return add
+
+
+def _method(x: Any, name: str, *args: Any) -> ast.expr:
+    node = ast.Attribute(literal(x), name, ast.Load())
+    return ast.Call(node, [literal(arg) for arg in args], [])
+
+
+def _shape(x: Value, start: int | None, stop: int | None) -> list[ast.expr]:
+    return [expr(f"{{0}}.shape[{at}]", x) for at in range(x.ndim)[start:stop]]
+
+
+@_idiom("view", "reshape", "_unsafe_view")
+def _view(p: Printing, x: Value, size: Any) -> Any:
+    return None if isinstance(size, DType) else _method(x, "reshape", *size)
+
+
+@_idiom("flatten")
+def _flatten(p: Printing, x: Value, start_dim: int = 0, end_dim: int = -1) -> Any:
+    start, end = start_dim % x.ndim, end_dim % x.ndim
+    if start >= end:
+        return x
+    return _method(x, "reshape", *_shape(x, 0, start), -1, *_shape(x, end + 1, None))
+
+
+@_idiom("unflatten")
+def _unflatten(p: Printing, x: Value, dim: int, sizes: Any) -> Any:
+    dim %= x.ndim
+    return _method(x, "reshape", *_shape(x, 0, dim), *sizes, *_shape(x, dim + 1, None))
+
+
+@_idiom("expand")
+def _expand(p: Printing, x: Value, size: Any, *, implicit: bool = False) -> Any:
+    new = len(size) - x.ndim
+    sizes = [expr(f"{{0}}.shape[{at - new}]", x) if isinstance(s, int) and s == -1 else s
+             for at, s in enumerate(size)]  # fmt: skip
+    return expr("jnp.broadcast_to({0}, {1})", x, tuple(sizes))
+
+
+@_idiom("expand_as")
+def _expand_as(p: Printing, x: Value, y: Value) -> Any:
+    return expr("jnp.broadcast_to({0}, {1}.shape)", x, y)
+
+
+@_idiom("view_as")
+def _view_as(p: Printing, x: Value, y: Value) -> Any:
+    return expr("{0}.reshape({1}.shape)", x, y)
+
+
+@_idiom("type_as")
+def _type_as(p: Printing, x: Value, y: Value) -> Any:
+    return x if x.dtype == y.dtype else expr("{0}.astype({1}.dtype)", x, y)
+
+
+@_idiom("to")
+def _to(p: Printing, x: Value, *rest: Any, dtype: Any = None) -> Any:
+    if _jax_dtype(p.dtype) == _jax_dtype(x.dtype):
+        return x
+    other = next((one for one in rest if isinstance(one, Value)), None)
+    if other is not None:
+        return expr("{0}.astype({1}.dtype)", x, other)
+    dtypes = [one for one in (*rest, dtype) if isinstance(one, DType)]
+    return expr(f"{{0}}.astype(jnp.{_jax_dtype(dtypes[0].name)})", x) if dtypes else None
+
+
+def _jax_dtype(name: str) -> str:
+    return {"int64": "int32", "float64": "float32", "bool": "bool_"}.get(name, name)
+
+
+@_idiom("cat", "concat", "concatenate", "stack")
+def _cat(p: Printing, arrays: Any, dim: int = 0) -> Any:
+    name = "stack" if "stack" in p.call.op else "concatenate"
+    listed = arrays.value if isinstance(arrays, ast.Starred) else list(arrays)
+    if dim == 0:
+        return expr(f"jnp.{name}({{0}})", listed)
+    return expr(f"jnp.{name}({{0}}, axis={{1}})", listed, dim)
+
+
+@_idiom("detach")
+def _detach(p: Printing, x: Value) -> Any:
+    return expr("jax.lax.stop_gradient({0})", x)
+
+
+@_idiom("upsample_nearest2d")
+def _upsample(p: Printing, x: Value, output_size: Any, scale_factors: Any = None, *_: Any) -> Any:
+    factors = {p.shape[at] / x.shape[at] for at in (-1, -2)}  # type: ignore[operator]
+    if len(factors) > 1 or not scale_factors or not next(iter(factors)).is_integer():
+        return None
+    return expr("{0}.repeat({1}, axis=-2).repeat({1}, axis=-1)", x, int(factors.pop()))
+
+
+@_idiom("adaptive_avg_pool2d")
+def _pool(p: Printing, x: Value, size: Any) -> Any:
+    if set(size) != {1}:
+        return None
+    return expr("{0}.mean(axis=(-2, -1), keepdims=True)", x)
+
+
+@_idiom("max_pool2d")
+def _max_pool(
+    p: Printing, x: Value, window: Any, strides: Any = (), padding: Any = (0,),
+    dilation: Any = (1,), ceil_mode: bool = False,
+) -> Any:  # fmt: skip
+    if set(dilation) != {1}:
+        return None
+    window, padding = ((*one, one[0])[:2] if len(one) == 1 else one for one in (window, padding))
+    strides = window if not strides else strides * 2 if len(strides) == 1 else strides
+    return expr("max_pool({0}, {1}, {2}, padding={3}, ceil_mode={4})",
+                x, window, tuple(strides), padding, ceil_mode)  # fmt: skip
+
+
+@_idiom("one_hot")
+def _one_hot(p: Printing, x: Value, count: Any = -1) -> Any:
+    return None if count == -1 else expr("jax.nn.one_hot({0}, {1}, dtype=jnp.int32)", x, count)
+
+
+_OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn,
+    ast.NotIn: ast.In, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
+}  # fmt: skip
+
+
+def negate(node: ast.expr) -> ast.expr:
+    """Returns the opposite of a condition on Python's values."""
+    match node:
+        case ast.UnaryOp(ast.Not(), inner):
+            return inner
+        case ast.Compare(left, [op], [right]):
+            return ast.Compare(left, [_OPPOSITES[type(op)]()], [right])
+    return ast.UnaryOp(ast.Not(), node)

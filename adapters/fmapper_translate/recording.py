@@ -1,0 +1,216 @@
+"""The table of a model's run: each expression of its source, its values and operations."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+import types
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fmapper_translate._private import name_of_operation, watch_operations
+from fmapper_translate.functions import (
+    STATEMENT,
+    VALUE,
+    Function,
+    codes_in,
+    functions_that_run,
+    instrument,
+)
+
+
+@dataclass(eq=False, slots=True)
+class Operation:
+    """An ATen operation that ran.
+
+    Attributes:
+        overload: The operation.
+        args: What it was given by position.
+        kwargs: What it was given by keyword.
+        result: What it gave.
+    """
+
+    overload: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    @property
+    def name(self) -> str:
+        """Its name with the overload: `aten::add.Tensor`."""
+        return name_of_operation(self.overload)
+
+
+@dataclass(eq=False, slots=True)
+class Event:
+    """One evaluation of an expression.
+
+    Attributes:
+        node: The expression.
+        value: What it gave.
+        operations: Those that it ran itself, not within the expressions that it consists of.
+        parts: The evaluations of these.
+        ran: How many operations had run when it began, and when it ended.
+    """
+
+    node: ast.AST
+    value: Any
+    operations: list[Operation]
+    parts: dict[ast.AST, Event]
+    ran: tuple[int, int] = (0, 0)
+
+
+@dataclass(eq=False, slots=True)
+class _Activation:
+    function: Function
+    pending: list[Operation] = field(default_factory=list)
+    last: dict[ast.AST, Event] = field(default_factory=dict)
+    ran: int = 0
+
+
+class Recording:
+    """The table of what ran: expressions and statements of the source x their evaluations.
+
+    Attributes:
+        functions: The functions of the source that ran.
+        events: The evaluations of each expression.
+        after: The operations that statements ran themselves, for each time that they ran; for a
+            loop or a condition its entries to the body.
+    """
+
+    def __init__(self) -> None:
+        self.functions: list[Function] = []
+        self.events: dict[ast.AST, list[Event]] = defaultdict(list)
+        self.after: dict[ast.AST, list[list[Operation]]] = defaultdict(list)
+        self.operations: list[Operation] = []
+        self._nodes: list[ast.AST] = []
+        self._parts: dict[ast.AST, list[ast.AST]] = {}
+        self._codes: dict[types.CodeType, Function] = {}
+        self._frames: dict[types.FrameType, _Activation] = {}
+
+    def function_of(self, target: Any) -> Function | None:
+        """Returns the function of the source that is called by calling this, if it ran."""
+        target = getattr(target, "__func__", target)
+        return next((one for one in self.functions if one.target is target), None)
+
+    def watch(self, functions: Sequence[Function]) -> Iterator[None]:
+        """Records what these functions do while the generator is suspended."""
+        self.functions = list(functions)
+        codes = {}
+        for function in functions:
+            code = instrument(function, self._number)
+            codes[function.target] = function.target.__code__
+            self._codes.update(dict.fromkeys(codes_in(code), function))
+            function.target.__code__ = code
+        spaces = [function.target.__globals__ for function in functions]
+        for space in spaces:
+            space[VALUE], space[STATEMENT] = self._value, self._statement
+        try:
+            with watch_operations(self._operation):
+                yield
+        finally:
+            for target, code in codes.items():
+                target.__code__ = code
+            for space in spaces:
+                space.pop(VALUE, None)
+                space.pop(STATEMENT, None)
+            self._frames.clear()
+
+    def _number(self, node: ast.AST) -> int:
+        self._nodes.append(node)
+        self._parts[node] = list(_parts_of(node))
+        return len(self._nodes) - 1
+
+    def _activation(self, frame: types.FrameType) -> _Activation:
+        found = self._frames.get(frame)
+        if found is None:
+            found = _Activation(self._codes[frame.f_code])
+            self._frames[frame] = found
+        return found
+
+    def _value(self, number: int, value: Any) -> Any:
+        frame = sys._getframe(1)
+        activation, node = self._activation(frame), self._nodes[number]
+        last = activation.last
+        parts = {part: last[part] for part in self._parts[node] if part in last}
+        ran = activation.ran, len(self.operations)
+        event = Event(node, value, activation.pending, parts, ran)
+        activation.pending, activation.ran = [], len(self.operations)
+        last[node] = event
+        self.events[node].append(event)
+        if isinstance(node, ast.Call) and isinstance(value, torch.nn.Module):
+            callee = parts[node.func].value if node.func in parts else None
+            if not isinstance(callee, torch.nn.Module):
+                self._note_maker(frame)
+        return value
+
+    def _note_maker(self, frame: types.FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code in self._codes:
+                self._codes[frame.f_code].makes_modules = True
+            frame = frame.f_back
+
+    def _statement(self, number: int) -> None:
+        activation = self._activation(sys._getframe(1))
+        self.after[self._nodes[number]].append(activation.pending)
+        activation.pending, activation.ran = [], len(self.operations)
+
+    def _operation(self, *what: Any) -> None:
+        operation = Operation(*what)
+        self.operations.append(operation)
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code not in self._codes:
+            frame = frame.f_back
+        if frame is not None:
+            self._activation(frame).pending.append(operation)
+
+
+def _parts_of(node: ast.AST) -> Iterator[ast.AST]:
+    """Returns the expressions that one consists of, through what has no value itself."""
+    for part in ast.iter_child_nodes(node):
+        if isinstance(part, ast.expr) and not isinstance(part, ast.Starred | ast.Slice):
+            yield part
+            if isinstance(part, ast.Tuple):
+                yield from _parts_of(part)
+        elif isinstance(part, ast.Starred | ast.Slice | ast.keyword):
+            yield from _parts_of(part)
+
+
+def record(
+    make: Callable[[], torch.nn.Module], call: Callable[[torch.nn.Module], object]
+) -> tuple[Recording, torch.nn.Module]:
+    """Makes a model, calls it in evaluation and in training, and returns what its source did.
+
+    Args:
+        make: Returns the model.
+        call: Calls it.
+    """
+    made: list[torch.nn.Module] = []
+
+    def run() -> None:
+        model = make()
+        made.append(model)
+        with torch.no_grad():
+            call(model.eval())
+            call(model.train())
+
+    def classes() -> list[type]:
+        return list({type(part) for part in made[0].modules()})
+
+    with _forked_random():
+        functions = functions_that_run(run, classes)
+        recording = Recording()
+        with contextlib.contextmanager(recording.watch)(functions):
+            run()
+    return recording, made[-1]
+
+
+@contextlib.contextmanager
+def _forked_random() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        yield

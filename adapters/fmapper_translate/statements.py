@@ -1,0 +1,449 @@
+"""Functions of the source as code: their statements in order, with the source's comments."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from fmapper.translation import expr, text
+from fmapper_translate import layers
+from fmapper_translate.expressions import NEW_NAMES, Expressions, Unnamed
+from fmapper_translate.functions import Function
+from fmapper_translate.operations import NotTranscribed, negate
+
+if TYPE_CHECKING:
+    from fmapper_translate.files import File
+
+_LISTINGS = frozenset({
+    "modules", "named_modules", "parameters", "named_parameters", "buffers", "named_buffers",
+})  # fmt: skip
+_SETTERS = frozenset({"add_module", "register_module", "register_parameter"})
+_CONTAINERS = (list, dict, set, nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList)
+_INDENT = "    "
+_WIDTH = 88  # of a line with a comment beside it
+
+
+class Statements:
+    """Prints a function.
+
+    Args:
+        file: The file.
+        function: The function.
+    """
+
+    def __init__(self, file: File, function: Function) -> None:
+        self._file = file
+        self._function = function
+        self._expressions = Expressions(file, function)
+        self.code = self._expressions.code
+        self._recording = file.recording
+        self._comments = dict(_comments(function.lines))
+        self._is_constructor = function.name == "__init__" and file.is_module(function.owner)
+
+    def lines(self) -> list[str]:
+        """Returns the lines of the function.
+
+        Raises:
+            NotTranscribed: A part of it has no counterpart.
+        """
+        tree = self._function.tree
+        body = list(self._block(tree.body))
+        if self._is_constructor and self._function.owner in self._file.has_mode:
+            body.append("self.deterministic = False")
+        if self._is_constructor and self._function.owner in self._file.draws:
+            body.append("self.rngs = rngs")
+        decorators = [f"@{ast.unparse(one)}" for one in tree.decorator_list if self._is_kept(one)]
+        name = NEW_NAMES.get(tree.name, tree.name) if self._function.owner else tree.name
+        header = f"def {name}({ast.unparse(self._parameters(tree.args))}):"
+        return [*decorators, header, *(_INDENT + line for line in body or ["pass"])]
+
+    def _is_kept(self, decorator: ast.expr) -> bool:
+        return isinstance(decorator, ast.Name) and decorator.id in (
+            "staticmethod", "classmethod", "property",
+        )  # fmt: skip
+
+    def _parameters(self, args: ast.arguments) -> ast.arguments:
+        def plain(one: ast.arg | None) -> ast.arg | None:
+            return None if one is None else ast.arg(one.arg, self._annotation(one.annotation))
+
+        defaults = [self.code(one) for one in args.defaults]
+        kw_defaults = [None if one is None else self.code(one) for one in args.kw_defaults]
+        keywords = [plain(one) for one in args.kwonlyargs]
+        kwarg = plain(args.kwarg)
+        takes = self._is_constructor and self._file.takes_rngs(self._function.owner)
+        if self._function.makes_modules or takes:
+            keywords.append(ast.arg("rngs", expr("nnx.Rngs") if self._is_constructor else None))
+            kw_defaults.append(None)
+        return ast.arguments(
+            [plain(one) for one in args.posonlyargs], [plain(one) for one in args.args],  # type: ignore[misc]
+            plain(args.vararg), keywords, kw_defaults, kwarg, defaults,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _annotation(self, node: ast.expr | None) -> ast.expr | None:
+        if node is None or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+            return None
+        try:
+            return self.code(node)
+        except NotTranscribed:
+            return None
+
+    # --- statements -------------------------------------------------------------------------------
+
+    def _block(self, body: list[ast.stmt]) -> Iterator[str]:
+        before: ast.stmt | None = None
+        for statement in body:
+            made = list(self._statement(statement))
+            if not made:
+                continue
+            start = before.end_lineno + 1 if before is not None and before.end_lineno else None
+            above = self._above(start, statement.lineno)
+            yield from above
+            beside = self._comments.get(statement.end_lineno or 0, "")
+            is_simple = not isinstance(statement, ast.If | ast.For | ast.While | ast.With)
+            if beside and is_simple and not _is_of_tools(beside):
+                if len(made[-1]) + len(beside) > _WIDTH or len(made) > 1:
+                    made.insert(0, beside)
+                else:
+                    made[-1] += f"  {beside}"
+            yield from made
+            before = statement
+
+    def _above(self, start: int | None, stop: int) -> list[str]:
+        """Returns the comments and blank lines between two statements."""
+        found: list[str] = []
+        at = stop - 1
+        while at >= 1 and (start is None or at >= start):
+            line = self._function.lines[at - 1].strip()
+            if line.startswith("#") or (not line and start is not None):
+                found.insert(0, line)
+            else:
+                break
+            at -= 1
+        return found
+
+    def _statement(self, node: ast.stmt) -> Iterator[str]:
+        try:
+            yield from self._print(node)
+        except NotTranscribed as error:
+            if str(error).startswith(self._function.label):
+                raise
+            first = ast.unparse(node).splitlines()[0]
+            raise NotTranscribed(f"{self._function.label}: `{first}`: {error}") from None
+
+    def _print(self, node: ast.stmt) -> Iterator[str]:
+        match node:
+            case ast.Assign() | ast.AnnAssign() | ast.AugAssign() if self._is_of_device(node):
+                return
+            case ast.Assign(targets=[target], value=value):
+                yield from self._assign(target, value)
+            case ast.Assign(targets=targets, value=value):
+                names = [_bare(self._target(target)) for target in targets]
+                yield " = ".join([*names, _bare(self.code(value))])
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                yield from self._assign(target, value)
+            case ast.AugAssign():
+                yield from self._augment(node)
+            case ast.Expr(ast.Constant(str())):
+                yield from ast.unparse(node).splitlines()
+            case ast.Expr(ast.Call() as call):
+                yield from self._call(call)
+            case ast.Return(value):
+                yield "return" if value is None else f"return {_bare(self.code(value))}"
+            case ast.If():
+                yield from self._if(node)
+            case ast.For():
+                yield from self._for(node)
+            case ast.While():
+                yield f"while {text(self.code(node.test))}:"
+                yield from self._inner(node.body)
+            case ast.With():
+                yield from self._with(node)
+            case ast.Assert():
+                yield from self._assert(node)
+            case ast.FunctionDef():
+                arguments = ast.unparse(self._parameters_of_inner(node.args))
+                yield f"def {node.name}({arguments}):"
+                yield from self._inner(node.body)
+            case ast.Raise() | ast.Pass() | ast.Break() | ast.Continue():
+                yield ast.unparse(node)
+            case ast.Import() | ast.ImportFrom():
+                yield ast.unparse(node)
+            case _:
+                raise NotTranscribed(f"{type(node).__name__.lower()} has no counterpart")
+
+    def _parameters_of_inner(self, args: ast.arguments) -> ast.arguments:
+        return ast.arguments(
+            [], [ast.arg(one.arg) for one in args.args], args.vararg,
+            [ast.arg(one.arg) for one in args.kwonlyargs],
+            [None if one is None else self.code(one) for one in args.kw_defaults], args.kwarg,
+            [self.code(one) for one in args.defaults],
+        )  # fmt: skip
+
+    def _inner(self, body: list[ast.stmt]) -> Iterator[str]:
+        lines = list(self._block(body))
+        yield from (_INDENT + line for line in lines or ["pass"])
+
+    def _is_of_device(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
+        values = self._expressions.values(node.value) if node.value is not None else []
+        return bool(values) and all(isinstance(value, torch.device) for value in values)
+
+    # --- assignments ------------------------------------------------------------------------------
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> Iterator[str]:
+        if isinstance(target, ast.Subscript):
+            owners = self._expressions.values(target.value)
+            if owners and isinstance(owners[0], torch.Tensor):
+                yield self._write(target, "set", self.code(value))
+                return
+        if isinstance(target, ast.Attribute) and target.attr == "weight":
+            values = self._expressions.values(value)
+            if values and isinstance(values[0], nn.Parameter) and self._tie(target, value):
+                return
+        values = self._expressions.values(value)
+        if values and all(self._file.tied_table(one, self._function) for one in values):
+            return  # the embedding stands for it
+        code = self.code(value)
+        if isinstance(target, ast.Attribute):
+            code = self._attribute(target, value, code)
+        yield f"{_bare(self._target(target))} = {_bare(code)}"
+
+    def _target(self, target: ast.expr) -> ast.expr:
+        match target:
+            case ast.Tuple(elts) | ast.List(elts):
+                return ast.Tuple([self._target(one) for one in elts], ast.Store())
+            case ast.Starred(value):
+                return ast.Starred(self._target(value), ast.Store())
+            case ast.Attribute(value, attr):
+                return ast.Attribute(self.code(value), attr, ast.Store())
+            case ast.Subscript(value, index):
+                return ast.Subscript(self.code(value), self.code(index), ast.Store())
+        return target
+
+    def _attribute(self, target: ast.Attribute, value: ast.expr, code: ast.expr) -> ast.expr:
+        """Returns the code for what becomes an attribute of an object."""
+        values = self._expressions.values(value)
+        is_tensor = [
+            isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter) for one in values
+        ]
+        if any(is_tensor) and self._is_constructor:
+            return expr("Constant({0})", code)
+        return code
+
+    def _tie(self, target: ast.Attribute, value: ast.expr) -> bool:
+        """Notes that a layer and an embedding have one matrix; the layer then is that table's."""
+        owners = self._expressions.values(target.value)
+        other = value.value if isinstance(value, ast.Attribute) else None
+        others = self._expressions.values(other) if other is not None else []
+        if len(owners) == 0 or len(others) == 0 or other is None:
+            return False
+        pairs = [(owners[-1], target.value), (others[-1], other)]
+        tables = [(one, node) for one, node in pairs if isinstance(one, nn.Embedding)]
+        linears = [
+            (one, node) for one, node in pairs if isinstance(one, nn.Linear) and one.bias is None
+        ]
+        if len(tables) != 1 or len(linears) != 1:
+            return False
+        self._file.tie(linears[0][0], self._function, text(self.code(tables[0][1])))
+        return True
+
+    def _write(self, target: ast.Subscript, method: str, value: ast.expr) -> str:
+        owner = self.code(target.value)
+        if isinstance(target.value, ast.Subscript | ast.Call):
+            raise NotTranscribed("it writes into a part of a part")
+        index = self.code(target.slice)
+        made = expr(f"{{0}}.at[{{1}}].{method}({{2}})", owner, index, value)
+        return f"{text(owner)} = {text(made)}"
+
+    def _augment(self, node: ast.AugAssign) -> Iterator[str]:
+        sign = _SIGNS.get(type(node.op), "")
+        if isinstance(node.target, ast.Subscript):
+            owners = self._expressions.values(node.target.value)
+            if owners and isinstance(owners[0], torch.Tensor):
+                methods = {"+": "add", "*": "multiply", "/": "divide"}
+                if sign not in methods:
+                    raise NotTranscribed(f"{sign}= into a part of a tensor")
+                yield self._write(node.target, methods[sign], self.code(node.value))
+                return
+        yield f"{text(self._target(node.target))} {sign}= {_bare(self.code(node.value))}"
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _call(self, call: ast.Call) -> Iterator[str]:
+        events = self._recording.events.get(call, [])
+        func = call.func
+        callee = events[0].parts[func].value if events and func in events[0].parts else None
+        name = func.attr if isinstance(func, ast.Attribute) else ""
+        owner = getattr(callee, "__self__", None)
+        if name == "__init__" and isinstance(func, ast.Attribute) and _is_super(func.value):
+            yield from self._super(call)
+        elif name == "register_buffer":
+            yield from self._buffer(call)
+        elif name in _SETTERS and isinstance(func, ast.Attribute):
+            codes = [self.code(one) for one in (func.value, *call.args)]
+            yield f"setattr({', '.join(map(text, codes))})"
+        elif callee is print or (self._initialises(call) and not isinstance(owner, _CONTAINERS)):
+            return
+        elif (
+            isinstance(owner, torch.Tensor) and isinstance(func, ast.Attribute) and name[-1:] == "_"
+        ):
+            yield f"{text(self._target(func.value))} = {_bare(self.code(call))}"
+        else:
+            yield text(self.code(call))
+
+    def _initialises(self, call: ast.Call) -> bool:
+        """Returns whether a call in a constructor gives parameters their first values."""
+        events = self._recording.events.get(call, [])
+        callee = (
+            events[0].parts[call.func].value if events and call.func in events[0].parts else None
+        )
+        function = self._recording.function_of(callee)
+        if function is not None and function.makes_modules:
+            return False
+        if not self._file.constructs(self._function):
+            return False
+        if getattr(callee, "__module__", "") == "torch.nn.init":
+            return True
+        if getattr(callee, "__name__", "") in ("apply", "reset_parameters", "post_init"):
+            return True
+        return any(event.ran[1] > event.ran[0] for event in events)
+
+    def _super(self, call: ast.Call) -> Iterator[str]:
+        owner = self._function.owner
+        assert owner is not None
+        base = next((one for one in owner.__mro__[1:] if "__init__" in vars(one)), object)
+        if base is nn.Module or base is object:
+            return
+        args = [self.code(one) for one in call.args]
+        keywords = [ast.keyword(key.arg, self.code(key.value)) for key in call.keywords]
+        layer = layers.layer_of(base)
+        if layer.takes_rngs if layer is not None else self._file.takes_rngs(base):
+            keywords.append(ast.keyword("rngs", expr("rngs")))
+        yield text(ast.Call(expr("super().__init__"), args, keywords))
+
+    def _buffer(self, call: ast.Call) -> Iterator[str]:
+        keywords = {key.arg: key.value for key in call.keywords}
+        given = [*call.args, *keywords.values()]
+        name, value = given[0], given[1]
+        persistent = keywords.get("persistent", call.args[2] if len(call.args) > 2 else None)
+        values = self._expressions.values(persistent) if persistent is not None else []
+        is_saved = persistent is None or (
+            persistent.value if isinstance(persistent, ast.Constant) else all(values)
+        )
+        made = expr("{0}({1})", ast.Name("Buffer" if is_saved else "Constant"), self.code(value))
+        if isinstance(value, ast.Constant) and value.value is None:
+            made = expr("None")
+        if isinstance(name, ast.Constant):
+            yield f"self.{name.value!s} = {text(made)}"
+        else:
+            yield f"setattr(self, {text(self.code(name))}, {text(made)})"
+
+    # --- flow -------------------------------------------------------------------------------------
+
+    def _if(self, node: ast.If) -> Iterator[str]:
+        tests = [bool(value) for value in self._expressions.values(node.test)]
+        if any(isinstance(one, torch.Tensor) for one in self._expressions.values(node.test)):
+            raise NotTranscribed("the condition is a tensor")
+        sides = {}
+        for side, body in ((True, node.body), (False, node.orelse)):
+            try:
+                sides[side] = list(self._block(body)) if body else []
+            except NotTranscribed:
+                if side in tests or not tests:
+                    raise
+        try:
+            test = self.code(node.test)
+        except Unnamed:
+            if len(set(tests)) != 1:
+                raise
+            yield from sides[tests[0]]
+            return
+        if isinstance(test, ast.Constant) and len(set(tests)) == 1:  # a question about PyTorch
+            yield from sides[tests[0]]
+            return
+        if len(sides) == 2:
+            if not any(sides.values()):
+                return
+            if not sides[True]:
+                sides = {True: sides[False], False: []}
+                test = negate(test)
+            yield f"if {text(test)}:"
+            yield from (_INDENT + line for line in sides[True])
+            is_elif = len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)
+            if is_elif and sides[False] and sides[False][0].startswith("if "):
+                yield f"el{sides[False][0]}"
+                yield from sides[False][1:]
+            elif sides[False]:
+                yield "else:"
+                yield from (_INDENT + line for line in sides[False])
+            return
+        side = next(iter(sides))
+        condition = test if side else negate(test)
+        yield f"assert {text(condition)}  # the other side did not run when this was written"
+        yield from sides[side]
+
+    def _for(self, node: ast.For) -> Iterator[str]:
+        match node.iter:
+            case ast.Call(func=ast.Attribute(attr=name)) if name in _LISTINGS:
+                if self._file.constructs(self._function):
+                    return
+        yield f"for {_bare(self._target(node.target))} in {_bare(self.code(node.iter))}:"
+        yield from self._inner(node.body)
+        if node.orelse:
+            yield "else:"
+            yield from self._inner(node.orelse)
+
+    def _with(self, node: ast.With) -> Iterator[str]:
+        contexts = [ast.unparse(item.context_expr) for item in node.items]
+        if all("autocast" in one for one in contexts):
+            yield from self._block(node.body)
+            return
+        raise NotTranscribed("with has no counterpart")
+
+    def _assert(self, node: ast.Assert) -> Iterator[str]:
+        try:
+            test = self.code(node.test)
+        except NotTranscribed:
+            return
+        if isinstance(test, ast.Constant):
+            return
+        message = "" if node.msg is None else f", {ast.unparse(node.msg)}"
+        yield f"assert {text(test)}" + ("" if ".size(" in message else message)
+
+
+_SIGNS: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
+    ast.Pow: "**", ast.MatMult: "@", ast.BitAnd: "&", ast.BitOr: "|",
+}  # fmt: skip
+
+
+def _is_super(node: ast.expr) -> bool:
+    return (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+    )
+
+
+def _is_of_tools(comment: str) -> bool:
+    """Returns whether a comment is of tools, as `# type: ignore`."""
+    return comment.startswith(("# type:", "# noqa", "# fmt:", "# pylint:"))
+
+
+def _bare(node: ast.expr) -> str:
+    """Returns the text of an expression, a tuple without parentheses around it."""
+    made = text(node)
+    if isinstance(node, ast.Tuple) and len(node.elts) > 1:
+        return made if any(isinstance(one, ast.Starred) for one in node.elts) else made[1:-1]
+    return made
+
+
+def _comments(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Returns the comments beside statements, by line."""
+    code = "\n".join(lines)
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type == tokenize.COMMENT and not token.line.strip().startswith("#"):
+            yield token.start[0], token.string

@@ -1,0 +1,125 @@
+"""`transcribe`: a model as a file, and the proof of that file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fmapper.translation import expr, text
+from fmapper.translation.source import format_code
+from fmapper.verification.files.proof import File as ProvedFile
+from fmapper.verification.files.proof import Proof
+from fmapper.verification.models.owners import source_of
+from fmapper.verification.models.trial import Trial
+from fmapper_translate.arguments import find_arguments
+from fmapper_translate.files import File
+from fmapper_translate.recording import record
+
+_EXAMPLE = "make_example"
+
+
+@dataclass(frozen=True)
+class Transcription:
+    """A file for Flax NNX.
+
+    Attributes:
+        code: The file.
+        name: The model's class.
+        example: The code that makes it as the source was made: `Net(3, depth=2, rngs=rngs)`.
+        weights: The arrays that its `load_weights` takes, by their names in the source.
+        aliases: Second names of these -> the first.
+    """
+
+    code: str
+    name: str
+    example: str
+    weights: Mapping[str, torch.Tensor] = field(repr=False)
+    aliases: Mapping[str, str] = field(repr=False)
+
+    def prove(
+        self, model: nn.Module, inputs: Sequence[Any], *, only_evaluation: bool = False
+    ) -> Proof:
+        """Measures the distance of outputs, gradients and five steps from those of the model.
+
+        Args:
+            model: The model that was transcribed.
+            inputs: What it is called with.
+            only_evaluation: Compare nothing but the outputs in evaluation.
+
+        Raises:
+            ConversionError: The file does not run.
+        """
+        origin = source_of(model)
+        assert origin is not None
+        arrays: dict[str, Any] = {}
+        encoded = []
+        for value in inputs:
+            if isinstance(value, torch.Tensor):
+                encoded.append({"array": len(arrays)})
+                arrays[f"input.{len(arrays)}"] = value.numpy()
+            else:
+                encoded.append(value)
+        code = f"{self.code}\n\ndef {_EXAMPLE}(*, rngs):\n    return {self.example}\n"
+        weights = {name: value.numpy() for name, value in self.weights.items()}
+        file = ProvedFile(
+            code,
+            _EXAMPLE,
+            ("eval", "train"),
+            "flax",
+            self.aliases,
+            weights,
+            [encoded, {"dict": {}}],
+            arrays,
+        )
+
+        def trial(train: bool) -> Trial:
+            return origin.trial(model, tuple(inputs), {}, train=train, parts=True)
+
+        return file.prove(trial, only_evaluation=only_evaluation)
+
+
+def transcribe(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    arguments: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
+) -> Transcription:
+    """Writes a model of PyTorch as a file for Flax NNX, in the words of its source.
+
+    Args:
+        model: The model.
+        inputs: What it is called with, by position.
+        arguments: What its class was given, by position and by keyword; read from the model's
+            attributes and layers if None.
+
+    Raises:
+        NotTranscribed: Something in it has no counterpart; says what and where.
+    """
+    cls = type(model)
+    args, kwargs = find_arguments(model) if arguments is None else arguments
+
+    def make() -> nn.Module:
+        made = cls(*args, **kwargs)
+        made.load_state_dict(model.state_dict())
+        return made
+
+    recording, twin = record(make, lambda one: one(*inputs))
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    weights |= dict(model.named_buffers())
+    saved = model.state_dict()
+    weights = {n: x for n, x in weights.items() if n in saved and "num_batches_tracked" not in n}
+    first = {value.data_ptr(): name for name, value in reversed(weights.items()) if value.numel()}
+    aliases = {name: first[value.data_ptr()] for name, value in saved.items()
+               if name not in weights and value.data_ptr() in first}  # fmt: skip
+    file = File(recording, twin, aliases)
+    keywords = [ast.keyword(name, file.value(value)) for name, value in kwargs.items()]
+    keywords.append(ast.keyword("rngs", expr("rngs")))
+    example = ast.Call(expr(cls.__name__), [file.value(one) for one in args], keywords)
+    code = format_code(
+        file.print(f"{cls.__name__} for Flax NNX, transcribed from {cls.__module__}")
+    )
+    return Transcription(code, cls.__name__, text(example), weights, aliases)

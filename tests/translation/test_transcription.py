@@ -1,0 +1,172 @@
+"""Files that are transcribed from the source of a model's classes."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
+
+import jax.numpy as jnp  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
+from models.repositories import nanogpt  # noqa: E402
+
+
+@dataclass
+class Config:
+    """The sizes of the model below."""
+
+    width: int = 8
+    heads: int = 2
+    depth: int = 2
+
+
+class Attention(nn.Module):
+    """Attends to what is before."""
+
+    def __init__(self, config):
+        super().__init__()
+        # for all heads
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.heads = config.heads
+
+    def forward(self, x):
+        b, n, c = x.size()
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = (y.view(b, n, self.heads, c // self.heads).transpose(1, 2) for y in (q, k, v))
+        scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))
+        unseen = torch.ones(n, n).triu(1) > 0  # what comes later
+        weights = F.softmax(scores.masked_fill(unseen, float("-inf")), dim=-1)
+        return (weights @ v).transpose(1, 2).contiguous().view(b, n, c)
+
+
+class Model(nn.Module):
+    def __init__(self, config, classes=3):
+        super().__init__()
+        self.config = config
+        self.blocks = nn.ModuleList([Attention(config) for _ in range(config.depth)])
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, classes)
+
+    def forward(self, x):
+        for i, block in enumerate(self.blocks):
+            x = x + block(x) * (i + 1)
+        x[:, 0] = 1.0
+        return self.head(self.norm(x))
+
+
+class Block(nn.Module):
+    def __init__(self, inner, outer, stride=1, norm=nn.BatchNorm2d):
+        super().__init__()
+        self.conv = nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False)
+        self.norm = norm(outer)
+        self.relu = nn.ReLU(inplace=True)
+        self.skip = nn.Conv2d(inner, outer, 1, stride) if stride > 1 or inner != outer else None
+
+    def forward(self, x):
+        y = self.relu(self.norm(self.conv(x)))
+        if self.skip is not None:
+            x = self.skip(x)
+        return x + y
+
+
+class Images(nn.Module):
+    def __init__(self, widths, classes):
+        super().__init__()
+        self.blocks = nn.Sequential(*self.make_blocks(widths))
+        self.head = nn.Linear(widths[-1], classes)
+
+    def make_blocks(self, widths):
+        blocks = [Block(3, widths[0])]
+        for inner, outer in zip(widths[:-1], widths[1:], strict=True):  # noqa: RUF007
+            blocks.append(Block(inner, outer, stride=2))
+        return blocks
+
+    def forward(self, x):
+        x = self.blocks(x)
+        return self.head(x.mean((2, 3)))
+
+
+def run(made, model, *inputs):
+    """What the file gives in evaluation, with the weights of the model."""
+    space = {}
+    exec(made.code, space)
+    exec(f"def make(rngs):\n    return {made.example}", space)
+    twin = space["make"](nnx.Rngs(0))
+    space["load_weights"](twin, {name: x.numpy() for name, x in made.weights.items()})
+    twin.eval()
+    return space, twin(*(jnp.asarray(x.numpy()) for x in inputs))
+
+
+@pytest.fixture(scope="module")
+def sequences():
+    torch.manual_seed(0)
+    model, x = Model(Config()).eval(), torch.randn(2, 5, 8)
+    made = transcribe(model, (x,), ((Config(),), {}))
+    return made, *run(made, model, x), model(x.clone()).detach()
+
+
+def test_the_file_gives_what_its_model_gives(sequences):
+    *_, found, expected = sequences
+    assert jnp.allclose(found, expected.numpy(), atol=1e-5)
+
+
+def test_the_statements_are_those_of_the_source(sequences):
+    for line in (
+        "        # for all heads\n        self.qkv = nnx.Linear(config.width, 3 * config.width",
+        "        b, n, c = x.shape",
+        "        unseen = jnp.triu(jnp.ones((n, n)), k=1) > 0  # what comes later",
+        "        for i, block in enumerate(self.blocks):\n            x = x + block(x) * (i + 1)",
+        "        x = x.at[:, 0].set(1.0)",
+        "nnx.List([Attention(config, rngs=rngs) for _ in range(config.depth)])",
+    ):
+        assert line in sequences[0].code
+
+
+def test_the_top_class_takes_the_sources_arguments_and_trains(sequences):
+    space = sequences[1]
+    model = space["Model"](space["Config"](width=12, heads=3, depth=3), classes=4, rngs=nnx.Rngs(0))
+    x = jnp.ones((3, 7, 12))
+    assert len(model.blocks) == 3
+
+    def loss(model):
+        return (model(x) ** 2).sum()
+
+    slopes = nnx.grad(loss)(model)
+    assert float(jnp.abs(slopes["blocks"][2]["qkv"]["kernel"][...]).max()) > 0
+    assert model(x).shape == (3, 7, 4)
+
+
+def test_conditions_of_which_both_sides_ran_are_the_sources():
+    torch.manual_seed(0)
+    model, x = Images((4, 6), 3).eval(), torch.randn(2, 3, 6, 6)
+    made = transcribe(model, (x,), (((4, 6), 3), {}))
+    space, found = run(made, model, x)
+    assert jnp.allclose(found, model(x).detach().numpy(), atol=1e-5)
+    assert "        if self.skip is not None:\n            x = self.skip(x)" in made.code
+    assert "stride=1, norm=BatchNorm2d, *, rngs: nnx.Rngs" in made.code
+    deeper = space["Images"]((4, 6, 8), 2, rngs=nnx.Rngs(0))
+    assert deeper(jnp.ones((2, 3, 8, 8))).shape == (2, 2)
+
+
+def test_what_has_no_counterpart_is_named():
+    class Sorted(nn.Module):
+        def forward(self, x):
+            with torch.profiler.record_function("sum"):
+                return x.sum()
+
+    with pytest.raises(NotTranscribed, match=r"Sorted.forward: `with torch.profiler"):
+        transcribe(Sorted(), (torch.ones(3),), ((), {}))
+
+
+@pytest.mark.nightly
+def test_a_model_of_a_repository_is_proved():
+    torch.manual_seed(0)
+    model, inputs = nanogpt.build()
+    proof = transcribe(model, inputs).prove(model, inputs)
+    assert proof, proof
