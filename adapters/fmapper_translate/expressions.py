@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -120,8 +121,9 @@ class Expressions:
                 known, value = self._static(node)
                 if known:
                     return self._reference(node, value)
-                if isinstance(node, ast.Attribute):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                     return ast.Attribute(self.code(node.value), node.attr, ast.Load())
+                raise self._at(node, "it did not run")
             case ast.Call():
                 known, value = self._static(node)
                 if known:
@@ -129,6 +131,8 @@ class Expressions:
                 known, value = self._static(node.func)
                 if known:
                     return self._call(node, value, None)
+                if isinstance(node.func, ast.Name):  # which is given, and is then code of the file
+                    return self._plain_call(node, node.func, [])
                 raise self._at(node, "it did not run")
         return self._copy(node)
 
@@ -204,7 +208,7 @@ class Expressions:
         if value in _INFINITIES and isinstance(value, float):
             return expr("jnp.inf")
         if isinstance(value, type) and (layer := layers.layer_of(value)) is not None:
-            return expr(layer.name)
+            return expr(self.file.layer_name(layer))
         if isinstance(value, type) and value in layers.ACTIVATIONS:
             return expr(self.file.activation_class(value))
         if isinstance(value, type) and value is nn.Module:
@@ -245,7 +249,11 @@ class Expressions:
             return expr("float({0})", ast.Attribute(self.code(node.value), node.attr, ast.Load()))
         if isinstance(value, torch.device):
             raise Unnamed("a device")
-        return ast.Attribute(self.code(node.value), node.attr, ast.Load())
+        name = node.attr
+        if isinstance(owner, super) and isinstance(value, types.MethodType):
+            self.file.add_method(value)
+            name = NEW_NAMES.get(name, name)
+        return ast.Attribute(self.code(node.value), name, ast.Load())
 
     def _of_module(self, node: ast.Attribute, owner: nn.Module, value: Any) -> ast.expr:
         base, layer = self.code(node.value), layers.layer_of(type(owner))
@@ -269,6 +277,8 @@ class Expressions:
                         else expr("{0}.transpose({1})", array, back)
                     )
             return expr(f"{{0}}.{node.attr}[...]", base)
+        if isinstance(value, np.ndarray):
+            return expr(f"np.array({{0}}.{node.attr})", base)
         name = node.attr if layer is None else layer.attributes.get(node.attr, node.attr)
         if isinstance(value, types.MethodType):
             name = NEW_NAMES.get(name, name)
@@ -302,16 +312,18 @@ class Expressions:
         if function is not None:
             self.file.add_function(function)
             more = [ast.keyword("rngs", expr("rngs"))] if function.makes_modules else []
-            if isinstance(node.func, ast.Attribute) and node.func.attr == "forward":
-                return self._plain_call(node, self.code(node.func.value), more)
-            return self._plain_call(node, self.code(node.func), more)
+            func = self.code(node.func)
+            if isinstance(func, ast.Attribute) and func.attr in NEW_NAMES.values():
+                is_object = isinstance(func.value, ast.Name | ast.Attribute)
+                func = func.value if is_object else func  # but `super().__call__(x)`
+            return self._plain_call(node, func, more)
         if callee is nn.functional.dropout:
             return self._dropout(node)
         if callee in (torch.tensor, torch.as_tensor):
             assert isinstance(value, torch.Tensor)
             dtype = self.file.dialect.dtype(dtype_name(value.dtype))
             return expr("jnp.array({0}, {1})", self.code(node.args[0]), dtype)
-        if event is not None and (event.operations or isinstance(value, torch.Tensor)):
+        if event is not None and event.operations:
             return self._operations(node, event)
         if callee is torch.is_tensor:
             return expr("isinstance({0}, jax.Array)", self.code(node.args[0]))
@@ -388,7 +400,13 @@ class Expressions:
     def _operations(self, node: ast.expr, event: Event) -> ast.expr:
         given = list(self._arguments(node, event))
         tensors = dict(self._tensors(event))
-        return Operations(self.file.dialect, given, tensors).print(event.operations, event.value)
+        made = Operations(self.file.dialect, given, tensors).print(event.operations, event.value)
+        match node, made:  # PyTorch has numbers on the right of what commutes
+            case ast.BinOp(op=op), ast.BinOp(left, ast.Add() | ast.Mult(), right) if given:
+                is_number = not isinstance(given[0].value, torch.Tensor)
+                if is_number and type(op) is type(made.op) and len(event.operations) == 1:
+                    return ast.BinOp(right, made.op, left)
+        return made
 
     def _arguments(self, node: ast.expr, event: Event) -> Iterator[Given]:
         def one(part: ast.expr, name: str = "") -> Iterator[Given]:

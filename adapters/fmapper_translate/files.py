@@ -20,7 +20,7 @@ from fmapper_translate import flax_layers, layers
 from fmapper_translate.functions import Function
 from fmapper_translate.operations import NotTranscribed
 from fmapper_translate.recording import Recording
-from fmapper_translate.statements import Statements
+from fmapper_translate.statements import Statements, quote
 
 _IMPORTS = {
     "jax": "import jax", "jnp": "import jax.numpy as jnp", "np": "import numpy as np",
@@ -85,6 +85,10 @@ class File:
         self._activations: dict[str, str] = {}
         self._tied: dict[int, tuple[type | None, str]] = {}
         self.aliases = aliases
+        names = {one.owner.__name__ if one.owner else one.name for one in recording.functions}
+        self._renamed = {
+            f"Torch{name}": name for name in sorted(names) if hasattr(flax_layers, name)
+        }
 
     # --- what expressions ask ---------------------------------------------------------------------
 
@@ -155,6 +159,11 @@ class File:
             return True
         return False
 
+    def layer_name(self, layer: layers.Layer) -> str:
+        """Returns the name of a layer's class, another one where the source has that name."""
+        new = f"Torch{layer.name}"
+        return new if new in self._renamed else layer.name
+
     def activation_class(self, kind: type) -> str:
         """Returns the name of a function that gives an activation, where a class is passed on."""
         code = layers.ACTIVATIONS[kind][0]
@@ -211,6 +220,11 @@ class File:
             ]
             keywords = [ast.keyword(name, self.value(one)) for name, one in fields]
             return ast.Call(expr(type(value).__name__), [], keywords)
+        names = inspect.signature(type(value)).parameters if self._is_own(type(value)) else {}
+        if names and not isinstance(value, type) and all(hasattr(value, name) for name in names):
+            self.add(type(value))
+            keywords = [ast.keyword(name, self.value(getattr(value, name))) for name in names]
+            return ast.Call(expr(type(value).__name__), [], keywords)
         if isinstance(value, types.SimpleNamespace):
             keywords = [ast.keyword(name, self.value(one)) for name, one in vars(value).items()]
             return ast.Call(expr("SimpleNamespace"), [], keywords)
@@ -221,7 +235,7 @@ class File:
             layer = layers.layer_of(value)
             if layer is None and not self.add(value):
                 raise NotTranscribed(f"{value.__name__} has no counterpart")
-            return expr(layer.name if layer is not None else value.__name__)
+            return expr(self.layer_name(layer) if layer is not None else value.__name__)
         try:
             return literal(value)
         except TypeError as error:
@@ -293,7 +307,7 @@ class File:
         blocks = []
         document = ast.get_docstring(tree)
         if document:
-            blocks.append(textwrap.indent(_quote(document), "    "))
+            blocks.append(textwrap.indent(quote(document), "    "))
         constants = []
         for node in tree.body:
             name = _name_of(node)
@@ -319,7 +333,7 @@ class File:
             return "nnx.Module"
         layer = layers.layer_of(base)
         if layer is not None:
-            return layer.name
+            return self.layer_name(layer)
         return "" if base is object else base.__name__
 
     def _print_plain_class(self, cls: type, tree: ast.ClassDef) -> str:
@@ -345,7 +359,10 @@ class File:
     def _helper(self, name: str) -> Helper | None:
         if name in self._activations:
             return Helper(self._activations[name])
-        made: Any = getattr(flax_layers, name, None)
+        own = self._renamed.get(name, name)
+        if name in self._renamed.values():
+            return None
+        made: Any = getattr(flax_layers, own, None)
         is_stand_in = name in ("max_pool", "avg_pool", "adaptive_avg_pool")
         is_here = getattr(made, "__module__", "") == flax_layers.__name__ and not is_stand_in
         if is_here:
@@ -355,24 +372,29 @@ class File:
             )
         return self.dialect.helper(name)
 
+    def _rename(self, code: str) -> str:
+        """Returns the code of a helper with the names that helpers have beside the source's."""
+        tree, new = ast.parse(code), {name: one for one, name in self._renamed.items()}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                node.name = new.get(node.name, node.name)
+            elif isinstance(node, ast.Name):
+                node.id = new.get(node.id, node.id)
+        return ast.unparse(tree)
+
     def _print_tables(self) -> str:
         kinds = {type(part) for part in self._model.modules()}
         rows = []
         for kind in sorted(kinds, key=lambda one: one.__name__):
             layer = layers.layer_of(kind)
             if layer is not None and layer.arrays:
-                rows.append(f"    {layer.name}: {dict(layer.arrays)!r},")
+                rows.append(f"    {self.layer_name(layer)}: {dict(layer.arrays)!r},")
         table = "\n".join(["ARRAYS = {", *rows, "}"]) if rows else "ARRAYS = {}"
         return f"{table}\nTIED = {self.aliases!r}  # second names in the state dict -> the first"
 
 
 _PLAIN = (bool, int, float, str, tuple)
 _LIBRARIES = ("torch", "numpy", "jax", "flax", "fmapper", "builtins", "typing")
-
-
-def _quote(document: str) -> str:
-    lines = document.splitlines()
-    return '"""' + "\n".join(lines) + ('\n"""' if len(lines) > 1 else '"""')
 
 
 def _name_of(node: ast.stmt) -> str:

@@ -227,6 +227,11 @@ class Flatten(nnx.Module):
         return x.reshape(*x.shape[: self.start], -1, *after)
 
 
+def nested_tuple(array):
+    """Returns an array of NumPy as tuples, which a module can keep as a setting."""
+    return tuple(map(nested_tuple, array)) if array.ndim else array.item()
+
+
 def dropout(x, rate, rngs, deterministic=False):
     """Sets elements to zero at random, and scales the others."""
     return nnx.Dropout(rate)(x, deterministic=deterministic, rngs=rngs)

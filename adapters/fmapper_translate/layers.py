@@ -74,7 +74,9 @@ LAYERS: dict[type, Layer] = {
         _SCALED,
         is_one_number=frozenset({"normalized_shape"}),
     ),
-    nn.Dropout: Layer("nnx.Dropout", {"p": "rate"}, {"rate": "0.5"}),
+    nn.Dropout: Layer(
+        "nnx.Dropout", {"p": "rate"}, {"rate": "0.5"}, attributes={"p": "rate"}
+    ),
     nn.Conv1d: Layer("Conv1d", arrays=_channels(1)),
     nn.Conv2d: Layer("Conv2d", arrays=_channels(2)),
     nn.Conv3d: Layer("Conv3d", arrays=_channels(3)),

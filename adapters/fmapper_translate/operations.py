@@ -75,6 +75,7 @@ class Operations:
     ) -> None:
         self._dialect = dialect
         self._given = given
+        self._has_integers = False  # among which a number that is no integer counts as an array
         self._known: dict[int, Callable[[], ast.expr]] = dict(tensors)
 
     def print(self, operations: Sequence[Operation], value: Any) -> ast.expr:
@@ -147,6 +148,8 @@ class Operations:
 
     def _arguments(self, operation: Operation) -> tuple[list[Any], dict[str, Any]]:
         kinds = kinds_of_arguments(operation.overload)
+        tensors = [one for one in operation.args if isinstance(one, torch.Tensor)]
+        self._has_integers = any(not one.is_floating_point() for one in tensors)
         args = [
             self._argument(name, kinds[name], at, value)
             for at, (name, value) in enumerate(zip(kinds, operation.args, strict=False))
@@ -200,7 +203,9 @@ class Operations:
                 try:
                     return plain(given.node)
                 except ValueError:
-                    return given.code()
+                    code = given.code()
+                    is_fraction = isinstance(value, float) and self._has_integers
+                    return Value(code, "float32") if is_fraction else code
         return value
 
     def _sizes(self, name: str, at: int, values: list[Any]) -> Any:
@@ -330,18 +335,18 @@ def _view_as(p: Printing, x: Value, y: Value) -> Any:
 
 @_idiom("type_as")
 def _type_as(p: Printing, x: Value, y: Value) -> Any:
-    return x if x.dtype == y.dtype else expr("{0}.astype({1}.dtype)", x, y)
+    return expr("{0}.astype({1}.dtype)", x, y)
 
 
 @_idiom("to")
 def _to(p: Printing, x: Value, *rest: Any, dtype: Any = None) -> Any:
-    if _jax_dtype(p.dtype) == _jax_dtype(x.dtype):
+    if p.dtype != x.dtype and _jax_dtype(p.dtype) == _jax_dtype(x.dtype):
         return x
     other = next((one for one in rest if isinstance(one, Value)), None)
     if other is not None:
         return expr("{0}.astype({1}.dtype)", x, other)
     dtypes = [one for one in (*rest, dtype) if isinstance(one, DType)]
-    return expr(f"{{0}}.astype(jnp.{_jax_dtype(dtypes[0].name)})", x) if dtypes else None
+    return expr(f"{{0}}.astype(jnp.{_jax_dtype(dtypes[0].name)})", x) if dtypes else x
 
 
 def _jax_dtype(name: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import tokenize
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -72,7 +74,12 @@ class Statements:
         def plain(one: ast.arg | None) -> ast.arg | None:
             return None if one is None else ast.arg(one.arg, self._annotation(one.annotation))
 
-        defaults = [self.code(one) for one in args.defaults]
+        given = [one for one in args.args if not self._is_of_device(one)]
+        defaults = [
+            self.code(default)
+            for one, default in zip(args.args[-len(args.defaults) :], args.defaults, strict=False)
+            if one in given
+        ]
         kw_defaults = [None if one is None else self.code(one) for one in args.kw_defaults]
         keywords = [plain(one) for one in args.kwonlyargs]
         kwarg = plain(args.kwarg)
@@ -81,9 +88,14 @@ class Statements:
             keywords.append(ast.arg("rngs", expr("nnx.Rngs") if self._is_constructor else None))
             kw_defaults.append(None)
         return ast.arguments(
-            [plain(one) for one in args.posonlyargs], [plain(one) for one in args.args],  # type: ignore[misc]
+            [plain(one) for one in args.posonlyargs], [plain(one) for one in given],  # type: ignore[misc]
             plain(args.vararg), keywords, kw_defaults, kwarg, defaults,  # type: ignore[arg-type]
         )  # fmt: skip
+
+    def _is_of_device(self, parameter: ast.arg) -> bool:
+        uses = [one for one in self._function.nodes
+                if isinstance(one, ast.Name) and one.id == parameter.arg]  # fmt: skip
+        return any(map(self._is_device, uses))
 
     def _annotation(self, node: ast.expr | None) -> ast.expr | None:
         if node is None or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
@@ -138,7 +150,7 @@ class Statements:
 
     def _print(self, node: ast.stmt) -> Iterator[str]:
         match node:
-            case ast.Assign() | ast.AnnAssign() | ast.AugAssign() if self._is_of_device(node):
+            case ast.Assign(value=value) | ast.AnnAssign(value=value) if self._is_device(value):
                 return
             case ast.Assign(targets=[target], value=value):
                 yield from self._assign(target, value)
@@ -149,8 +161,8 @@ class Statements:
                 yield from self._assign(target, value)
             case ast.AugAssign():
                 yield from self._augment(node)
-            case ast.Expr(ast.Constant(str())):
-                yield from ast.unparse(node).splitlines()
+            case ast.Expr(ast.Constant(str(words))):
+                yield from quote(inspect.cleandoc(words)).splitlines()
             case ast.Expr(ast.Call() as call):
                 yield from self._call(call)
             case ast.Return(value):
@@ -189,13 +201,20 @@ class Statements:
         lines = list(self._block(body))
         yield from (_INDENT + line for line in lines or ["pass"])
 
-    def _is_of_device(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
-        values = self._expressions.values(node.value) if node.value is not None else []
+    def _is_device(self, node: ast.expr | None) -> bool:
+        values = self._expressions.values(node) if node is not None else []
         return bool(values) and all(isinstance(value, torch.device) for value in values)
 
     # --- assignments ------------------------------------------------------------------------------
 
     def _assign(self, target: ast.expr, value: ast.expr) -> Iterator[str]:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = [(t, v) for t, v in zip(target.elts, value.elts, strict=False)
+                     if not self._is_device(v)]  # fmt: skip
+            if len(pairs) < len(value.elts) and len(target.elts) == len(value.elts):
+                for pair in pairs:
+                    yield from self._assign(*pair)
+                return
         if isinstance(target, ast.Subscript):
             owners = self._expressions.values(target.value)
             if owners and isinstance(owners[0], torch.Tensor):
@@ -233,6 +252,8 @@ class Statements:
         ]
         if any(is_tensor) and self._is_constructor:
             return expr("Constant({0})", code)
+        if any(isinstance(one, np.ndarray) for one in values):
+            return expr("nested_tuple({0})", code)
         return code
 
     def _tie(self, target: ast.Attribute, value: ast.expr) -> bool:
@@ -346,6 +367,8 @@ class Statements:
     # --- flow -------------------------------------------------------------------------------------
 
     def _if(self, node: ast.If) -> Iterator[str]:
+        if self._asks_for_device(node.test):
+            return
         tests = [bool(value) for value in self._expressions.values(node.test)]
         if any(isinstance(one, torch.Tensor) for one in self._expressions.values(node.test)):
             raise NotTranscribed("the condition is a tensor")
@@ -384,8 +407,12 @@ class Statements:
             return
         side = next(iter(sides))
         condition = test if side else negate(test)
-        yield f"assert {text(condition)}  # the other side did not run when this was written"
+        yield f'assert {text(condition)}, "the other side is not written"'
         yield from sides[side]
+
+    def _asks_for_device(self, test: ast.expr) -> bool:
+        """Returns whether a condition is on a device, or on the argument for one."""
+        return any(isinstance(one, ast.expr) and self._is_device(one) for one in ast.walk(test))
 
     def _for(self, node: ast.For) -> Iterator[str]:
         match node.iter:
@@ -431,6 +458,12 @@ def _is_super(node: ast.expr) -> bool:
 def _is_of_tools(comment: str) -> bool:
     """Returns whether a comment is of tools, as `# type: ignore`."""
     return comment.startswith(("# type:", "# noqa", "# fmt:", "# pylint:"))
+
+
+def quote(document: str) -> str:
+    """Returns a docstring as code."""
+    lines = document.splitlines()
+    return '"""' + "\n".join(lines) + ('\n"""' if len(lines) > 1 else '"""')
 
 
 def _bare(node: ast.expr) -> str:
