@@ -51,9 +51,14 @@ def name_of_operation(overload: Any) -> str:
 
 
 @functools.cache
-def kinds_of_arguments(overload: Any) -> dict[str, str]:
-    """Returns the parameters of an operation and their types, where sizes are `SymInt`."""
+def parameters_of(overload: Any) -> dict[str, tuple[str, Any]]:
+    """Returns the parameters of an operation: their types, where sizes are `SymInt`, and defaults.
+
+    Arguments that are the defaults are not given to an operation by PyTorch.
+    """
     from torchgen.model import FunctionSchema  # type: ignore[import-untyped]
 
     schema = FunctionSchema.parse(str(overload._schema).partition("::")[2])
-    return {one.name: str(one.type) for one in schema.arguments.flat_all}
+    defaults = [one.default_value for one in overload._schema.arguments]
+    pairs = zip(schema.arguments.flat_all, defaults, strict=True)
+    return {one.name: (str(one.type), default) for one, default in pairs}

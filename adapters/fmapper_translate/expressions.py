@@ -81,7 +81,7 @@ class Expressions:
         return [event.value for event in self._events.get(node, ())]
 
     def _code(self, node: ast.expr) -> ast.expr:
-        events = self._events.get(node, [])
+        events = self._events.get(node) or self.file.recording.spare.get(node, [])
         if isinstance(node, ast.JoinedStr | ast.Constant):
             return node
         if isinstance(node, ast.Starred | ast.Slice):
@@ -95,7 +95,8 @@ class Expressions:
                 found.setdefault(text(made), made)
         except Unnamed:
             values = {repr(event.value) for event in events}
-            if len(values) == 1 and isinstance(events[0].value, _SIMPLE):
+            is_choice = isinstance(node, ast.IfExp | ast.BoolOp)
+            if len(values) == 1 and isinstance(events[0].value, _SIMPLE) and not is_choice:
                 return literal(events[0].value)
             raise
         except NotTranscribed as error:
@@ -259,10 +260,17 @@ class Expressions:
         base, layer = self.code(node.value), layers.layer_of(type(owner))
         if isinstance(value, torch.device):
             raise Unnamed("a device")
+        kept = inspect.getattr_static(type(owner), node.attr, None)
+        function = self.file.recording.function_of(getattr(kept, "fget", None))
+        if function is not None:
+            self.file.add_function(function)
+            return ast.Attribute(base, node.attr, ast.Load())
         if node.attr == "training":
             self.file.has_mode.add(self.function.owner)
             return expr("not {0}.deterministic", base)
         if isinstance(value, torch.Tensor):
+            if (type(owner), node.attr) in self.file.optional:
+                return expr(f"{{0}}.{node.attr}", base)
             if layer is None or layer.arrays == {}:
                 return expr(f"{{0}}.{node.attr}[...]", base)
             for name, (theirs, order) in layer.arrays.items():
@@ -400,13 +408,25 @@ class Expressions:
     def _operations(self, node: ast.expr, event: Event) -> ast.expr:
         given = list(self._arguments(node, event))
         tensors = dict(self._tensors(event))
-        made = Operations(self.file.dialect, given, tensors).print(event.operations, event.value)
+        made = Operations(self.file.dialect, given, tensors, self._key).print(
+            event.operations, event.value
+        )
         match node, made:  # PyTorch has numbers on the right of what commutes
             case ast.BinOp(op=op), ast.BinOp(left, ast.Add() | ast.Mult(), right) if given:
                 is_number = not isinstance(given[0].value, torch.Tensor)
                 if is_number and type(op) is type(made.op) and len(event.operations) == 1:
                     return ast.BinOp(right, made.op, left)
         return made
+
+    def _key(self) -> ast.expr:
+        """Returns the code for a random key."""
+        if not self.file.is_module(self.function.owner):
+            raise NotTranscribed("a function has no random numbers")
+        if self.file.constructs(self.function):
+            self.file.takes.add(self.function.owner)
+            return expr("rngs.params()")
+        self.file.draws.add(self.function.owner)
+        return expr("self.rngs.noise()")
 
     def _arguments(self, node: ast.expr, event: Event) -> Iterator[Given]:
         def one(part: ast.expr, name: str = "") -> Iterator[Given]:

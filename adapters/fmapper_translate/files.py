@@ -69,7 +69,9 @@ class File:
     Attributes:
         dialect: The printers of operations, with the functions that they call.
         has_mode: Classes that ask whether they are in training.
-        draws: Classes that draw random numbers.
+        draws: Classes that draw random numbers when they are called.
+        takes: Those that draw some when they are made.
+        optional: Attributes of classes that are arrays or None; they stay variables.
     """
 
     def __init__(self, recording: Recording, model: nn.Module, aliases: Mapping[str, str]) -> None:
@@ -77,6 +79,13 @@ class File:
         self.dialect = FlaxDialect()
         self.has_mode: set[type | None] = set()
         self.draws: set[type | None] = set()
+        self.takes: set[type | None] = set()
+        self.optional = {
+            (type(part), name)
+            for part in model.modules()
+            for name in part._parameters.keys() | part._buffers.keys()
+            if self._may_be_none(type(part), name)
+        }
         self._model = model
         self._classes: dict[type, None] = {}
         self._functions: dict[Function, None] = {}
@@ -89,6 +98,23 @@ class File:
         self._renamed = {
             f"Torch{name}": name for name in sorted(names) if hasattr(flax_layers, name)
         }
+
+    def _may_be_none(self, cls: type, name: str) -> bool:
+        """Returns whether constructors of a class have an attribute that is an array or None."""
+        for function in self.recording.functions:
+            if function.owner in cls.__mro__ and self.constructs(function):
+                for node in function.nodes:
+                    match node:
+                        case ast.Assign([ast.Attribute(attr=attr)], ast.Constant(None)):
+                            is_none = True
+                        case ast.Assign([ast.Attribute(attr=attr)], ast.IfExp() as choice):
+                            sides = [choice.body, choice.orelse]
+                            is_none = any(isinstance(one, ast.Constant) for one in sides)
+                        case _:
+                            continue
+                    if attr == name and is_none:
+                        return True
+        return False
 
     # --- what expressions ask ---------------------------------------------------------------------
 
@@ -182,7 +208,7 @@ class File:
         bases = cls.__mro__ if cls is not None else ()
         makers = {one.owner for one in self.recording.functions
                   if one.name == "__init__" and one.makes_modules}  # fmt: skip
-        return any(one in makers or one in self.draws for one in bases)
+        return any(one in makers | self.draws | self.takes for one in bases)
 
     def constructs(self, function: Function) -> bool:
         """Returns whether a function runs when a model is made."""
@@ -253,11 +279,21 @@ class File:
         self._find_ties()
         done: dict[Any, str] = {}
         while True:
-            before = (len(self._classes), len(self._functions), len(self.has_mode), len(self.draws))
+            before = (
+                len(self._classes),
+                len(self._functions),
+                len(self.has_mode),
+                len(self.draws | self.takes),
+            )
             done = {one: self._print_class(one) for one in list(self._classes)}
             own = [one for one in self._functions if one.owner is None]
             done |= {one: "\n".join(Statements(self, one).lines()) for one in own}
-            after = (len(self._classes), len(self._functions), len(self.has_mode), len(self.draws))
+            after = (
+                len(self._classes),
+                len(self._functions),
+                len(self.has_mode),
+                len(self.draws | self.takes),
+            )
             if before == after:
                 break
         blocks = [code for _, code in sorted(done.items(), key=lambda item: _place(item[0]))]
@@ -367,9 +403,8 @@ class File:
         is_here = getattr(made, "__module__", "") == flax_layers.__name__ and not is_stand_in
         if is_here:
             source = inspect.getsource(made).replace("  # type: ignore[type-arg]", "")
-            return Helper(
-                "\n".join(line.replace("  # fmt: skip", "") for line in source.splitlines())
-            )
+            code = "\n".join(line.replace("  # fmt: skip", "") for line in source.splitlines())
+            return Helper(self._rename(code) if self._renamed else code)
         return self.dialect.helper(name)
 
     def _rename(self, code: str) -> str:

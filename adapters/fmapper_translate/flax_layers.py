@@ -223,8 +223,12 @@ class Flatten(nnx.Module):
         self.start, self.end = start_dim, end_dim
 
     def __call__(self, x):
-        after = x.shape[self.end :][1:] if self.end < 0 else x.shape[self.end + 1 :]
-        return x.reshape(*x.shape[: self.start], -1, *after)
+        return flatten(x, self.start, self.end)
+
+
+def flatten(x, start, end):
+    """Makes one dimension of several, from one to another."""
+    return x.reshape(*x.shape[:start], -1, *x.shape[end % x.ndim + 1 :])
 
 
 def nested_tuple(array):

@@ -124,7 +124,7 @@ def _read(target: types.FunctionType, owner: type | None) -> Function:
 
 # --- code that tells what its expressions give ----------------------------------------------------
 
-VALUE, STATEMENT = "__recorded_value__", "__recorded_statement__"
+VALUE, STATEMENT, CHOICE = "__recorded_value__", "__recorded_statement__", "__recorded_choice__"
 
 
 def instrument(function: Function, number: Callable[[ast.AST], int]) -> types.CodeType:
@@ -209,12 +209,19 @@ class _Instrument(ast.NodeTransformer):
                 return node
             case ast.Starred() | ast.Slice():
                 return self.generic_visit(node)
+            case ast.IfExp(test, then, other):
+                sides = [_call(CHOICE, number, self.visit(test), *map(self._later, (then, other)))]
+                return ast.copy_location(_call(VALUE, number, *sides), node)
             case ast.Tuple(elts) if any(isinstance(one, ast.Slice) for one in elts):
                 return self.generic_visit(node)
             case ast.expr() if isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
                 inner: Any = self.generic_visit(node)
                 return ast.copy_location(_call(VALUE, number, inner), node)
         return self.generic_visit(node)
+
+    def _later(self, node: ast.expr) -> ast.expr:
+        nothing = ast.arguments([], [], None, [], [], None, [])
+        return ast.Lambda(nothing, self.visit(node))
 
 
 def _call(name: str, number: int, *rest: ast.expr) -> ast.Call:

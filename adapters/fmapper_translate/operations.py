@@ -12,7 +12,7 @@ import torch
 from fmapper import ConversionError
 from fmapper.translation import Call, DType, Printing, Value, expr, literal
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
-from fmapper_translate._private import kinds_of_arguments
+from fmapper_translate._private import parameters_of
 from fmapper_translate.recording import Operation
 
 _DROPPED = frozenset({
@@ -65,6 +65,7 @@ class Operations:
         dialect: The table of printers.
         given: The arguments of the expression, what a method belongs to in front.
         tensors: Tensors by identity -> their code, as far as the expression's parts have them.
+        key: Returns the code for a random key.
     """
 
     def __init__(
@@ -72,7 +73,10 @@ class Operations:
         dialect: FlaxDialect,
         given: Sequence[Given],
         tensors: Mapping[int, Callable[[], ast.expr]],
+        key: Callable[[], ast.expr],
     ) -> None:
+        self._key = key
+        self._is_literal = False
         self._dialect = dialect
         self._given = given
         self._has_integers = False  # among which a number that is no integer counts as an array
@@ -127,10 +131,19 @@ class Operations:
         whole = isinstance(value, tuple | list) and _is_same(results, value)
         is_several = isinstance(operation.result, tuple | list) and base not in _LISTS
         picked = None if whole or not is_several else frozenset({0})
-        p = Printing(call, literal, picked)
+        p = Printing(call, literal, picked, self._key)
         printer = _IDIOMS.get(base) or self._dialect.printer(call.op)
         if printer is not None:
-            printed = printer(p, *args, **kwargs)
+            try:
+                printed = printer(p, *args, **kwargs)
+            except (
+                TypeError,
+                AttributeError,
+            ):  # it computes with a number, for which it was given code
+                self._is_literal = True
+                args, kwargs = self._arguments(operation)
+                self._is_literal = False
+                printed = printer(p, *args, **kwargs)
             if printed is not None:
                 return literal(printed)
         helper = self._dialect.fallback(call)
@@ -147,17 +160,25 @@ class Operations:
         return literal(value)
 
     def _arguments(self, operation: Operation) -> tuple[list[Any], dict[str, Any]]:
-        kinds = kinds_of_arguments(operation.overload)
+        parameters = parameters_of(operation.overload)
         tensors = [one for one in operation.args if isinstance(one, torch.Tensor)]
         self._has_integers = any(not one.is_floating_point() for one in tensors)
         args = [
-            self._argument(name, kinds[name], at, value)
-            for at, (name, value) in enumerate(zip(kinds, operation.args, strict=False))
+            self._argument(name, kind, at, value)
+            for at, ((name, (kind, _)), value) in enumerate(
+                zip(parameters.items(), operation.args, strict=False)
+            )
         ]
+        given = {one.name: one for one in self._given if not isinstance(one.node, ast.Constant)}
+        left_out = {
+            name: default
+            for name, (_, default) in list(parameters.items())[len(args) :]
+            if name in given and _is_number(given[name].value, default)
+        }
         kwargs = {
-            name: self._argument(name, kinds[name], -1, value)
-            for name, value in operation.kwargs.items()
-            if name not in _DROPPED and value is not None
+            name: self._argument(name, parameters[name][0], -1, value)
+            for name, value in {**left_out, **operation.kwargs}.items()
+            if name not in _DROPPED and (value is not None or name in left_out)
         }
         return args, kwargs
 
@@ -168,12 +189,16 @@ class Operations:
             return DType(dtype_name(value))
         if isinstance(value, tuple | list) and value and isinstance(value[0], torch.Tensor):
             return self._sequence(value)
-        if isinstance(value, tuple | list) and "SymInt" in kind:
+        if isinstance(value, tuple | list) and "SymInt" in kind and not self._is_literal:
             return self._sizes(name, at, list(value))
+        if value is None and not self._is_literal:  # may be something else another time
+            others = [one for one in self._given if one.name == name and one.value is None]
+            is_told = others and not isinstance(others[0].node, ast.Constant)
+            return others[0].code() if is_told else None
         if isinstance(value, tuple | list):
-            return tuple(None if one is None else one for one in value)
+            return tuple(value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and kind not in ("int", "int?"):  # dimensions, which printers look at
+        if is_number and "dim" not in name and not self._is_literal:
             return self._number(name, at, value)
         if isinstance(value, torch.device | torch.layout | torch.memory_format):
             return None
@@ -259,6 +284,10 @@ _LISTS = frozenset({
 })  # fmt: skip
 
 
+def _is_number(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and bool(value == other)
+
+
 def _is_same(one: Sequence[Any], other: Any) -> bool:
     if not isinstance(other, tuple | list) or len(one) != len(other):
         return False
@@ -301,11 +330,18 @@ def _view(p: Printing, x: Value, size: Any) -> Any:
     return None if isinstance(size, DType) else _method(x, "reshape", *size)
 
 
+@_idiom("transpose")
+def _transpose(p: Printing, x: Value, dim0: int, dim1: int) -> Any:
+    return _method(x, "swapaxes", dim0, dim1)
+
+
 @_idiom("flatten")
 def _flatten(p: Printing, x: Value, start_dim: int = 0, end_dim: int = -1) -> Any:
     start, end = start_dim % x.ndim, end_dim % x.ndim
     if start >= end:
         return x
+    if start > 0 and not isinstance(x.node, ast.Name | ast.Attribute):
+        return expr("flatten({0}, {1}, {2})", x, start_dim, end_dim)
     return _method(x, "reshape", *_shape(x, 0, start), -1, *_shape(x, end + 1, None))
 
 

@@ -15,6 +15,7 @@ import torch
 
 from fmapper_translate._private import name_of_operation, watch_operations
 from fmapper_translate.functions import (
+    CHOICE,
     STATEMENT,
     VALUE,
     Function,
@@ -79,6 +80,8 @@ class Recording:
     Attributes:
         functions: The functions of the source that ran.
         events: The evaluations of each expression.
+        spare: The same for sides of conditional expressions in constructors that were evaluated for
+            their code alone.
         after: The operations that statements ran themselves, for each time that they ran; for a
             loop or a condition its entries to the body.
     """
@@ -86,6 +89,8 @@ class Recording:
     def __init__(self) -> None:
         self.functions: list[Function] = []
         self.events: dict[ast.AST, list[Event]] = defaultdict(list)
+        self.spare: dict[ast.AST, list[Event]] = defaultdict(list)
+        self._is_spare = False
         self.after: dict[ast.AST, list[list[Operation]]] = defaultdict(list)
         self.operations: list[Operation] = []
         self._nodes: list[ast.AST] = []
@@ -109,7 +114,7 @@ class Recording:
             function.target.__code__ = code
         spaces = [function.target.__globals__ for function in functions]
         for space in spaces:
-            space[VALUE], space[STATEMENT] = self._value, self._statement
+            space |= {VALUE: self._value, STATEMENT: self._statement, CHOICE: self._choice}
         try:
             with watch_operations(self._operation):
                 yield
@@ -117,8 +122,8 @@ class Recording:
             for target, code in codes.items():
                 target.__code__ = code
             for space in spaces:
-                space.pop(VALUE, None)
-                space.pop(STATEMENT, None)
+                for name in (VALUE, STATEMENT, CHOICE):
+                    space.pop(name, None)
             self._frames.clear()
 
     def _number(self, node: ast.AST) -> int:
@@ -142,12 +147,24 @@ class Recording:
         event = Event(node, value, activation.pending, parts, ran)
         activation.pending, activation.ran = [], len(self.operations)
         last[node] = event
-        self.events[node].append(event)
+        (self.spare if self._is_spare else self.events)[node].append(event)
         if isinstance(node, ast.Call) and isinstance(value, torch.nn.Module):
             callee = parts[node.func].value if node.func in parts else None
             if not isinstance(callee, torch.nn.Module):
                 self._note_maker(frame)
         return value
+
+    def _choice(
+        self, number: int, test: Any, then: Callable[[], Any], other: Callable[[], Any]
+    ) -> Any:
+        chosen = then() if test else other()
+        function = self._activation(sys._getframe(1)).function
+        if function.name == "__init__" or function.makes_modules:
+            before, self._is_spare = self._is_spare, True
+            with contextlib.suppress(Exception):  # it may be wrong in this case, and has no effect
+                (other if test else then)()
+            self._is_spare = before
+        return chosen
 
     def _note_maker(self, frame: types.FrameType | None) -> None:
         while frame is not None:
