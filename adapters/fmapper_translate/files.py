@@ -71,6 +71,8 @@ class File:
         has_mode: Classes that ask whether they are in training.
         draws: Classes that draw random numbers when they are called.
         takes: Those that draw some when they are made.
+        distrusted: Functions whose statements gave something else than the source's.
+        fallen: Functions that are written by their operations -> the reason.
         optional: Attributes of classes that are arrays or None; they stay variables.
     """
 
@@ -79,6 +81,8 @@ class File:
         self.dialect = FlaxDialect()
         self.has_mode: set[type | None] = set()
         self.draws: set[type | None] = set()
+        self.distrusted: set[Function] = set()
+        self.fallen: dict[str, str] = {}
         self.takes: set[type | None] = set()
         self.optional = {
             (type(part), name)

@@ -37,6 +37,13 @@ class Function:
     makes_modules: bool = False
     nodes: list[ast.AST] = field(default_factory=list)
 
+    @functools.cached_property
+    def returns(self) -> frozenset[ast.AST]:
+        """The expressions that it returns."""
+        return frozenset(
+            node.value for node in self.nodes if isinstance(node, ast.Return) and node.value
+        )
+
     @property
     def name(self) -> str:
         """Its name in the source."""

@@ -42,6 +42,11 @@ class Operation:
     result: Any
 
     @property
+    def writes(self) -> bool:
+        """Whether it writes its result in the place of its first argument."""
+        return bool(self.args) and self.result is self.args[0]
+
+    @property
     def name(self) -> str:
         """Its name with the overload: `aten::add.Tensor`."""
         return name_of_operation(self.overload)
@@ -67,8 +72,22 @@ class Event:
 
 
 @dataclass(eq=False, slots=True)
-class _Activation:
+class Activation:
+    """One call of a function.
+
+    Attributes:
+        function: The function.
+        arguments: Its parameters -> what it was given.
+        log: The operations that it ran itself and the calls of functions of the source, in order.
+        result: What it returned.
+        snapshot: A copy of that, as it was then.
+    """
+
     function: Function
+    arguments: dict[str, Any]
+    log: list[Operation | Event] = field(default_factory=list)
+    result: Any = None
+    snapshot: Any = None
     pending: list[Operation] = field(default_factory=list)
     last: dict[ast.AST, Event] = field(default_factory=dict)
     ran: int = 0
@@ -79,6 +98,8 @@ class Recording:
 
     Attributes:
         functions: The functions of the source that ran.
+        activations: Their calls.
+        made: How many of these were before the model was called.
         events: The evaluations of each expression.
         spare: The same for sides of conditional expressions in constructors that were evaluated for
             their code alone.
@@ -91,12 +112,15 @@ class Recording:
         self.events: dict[ast.AST, list[Event]] = defaultdict(list)
         self.spare: dict[ast.AST, list[Event]] = defaultdict(list)
         self._is_spare = False
+        self._is_paused = False
         self.after: dict[ast.AST, list[list[Operation]]] = defaultdict(list)
         self.operations: list[Operation] = []
+        self.activations: list[Activation] = []
+        self.made = 0
         self._nodes: list[ast.AST] = []
         self._parts: dict[ast.AST, list[ast.AST]] = {}
         self._codes: dict[types.CodeType, Function] = {}
-        self._frames: dict[types.FrameType, _Activation] = {}
+        self._frames: dict[types.FrameType, Activation] = {}
 
     def function_of(self, target: Any) -> Function | None:
         """Returns the function of the source that is called by calling this, if it ran."""
@@ -131,11 +155,16 @@ class Recording:
         self._parts[node] = list(_parts_of(node))
         return len(self._nodes) - 1
 
-    def _activation(self, frame: types.FrameType) -> _Activation:
+    def _activation(self, frame: types.FrameType) -> Activation:
         found = self._frames.get(frame)
         if found is None:
-            found = _Activation(self._codes[frame.f_code])
+            code = frame.f_code
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            given = {name: frame.f_locals[name] for name in names if name in frame.f_locals}
+            found = Activation(self._codes[code], given)
             self._frames[frame] = found
+            if code.co_name == found.function.name:
+                self.activations.append(found)
         return found
 
     def _value(self, number: int, value: Any) -> Any:
@@ -148,10 +177,19 @@ class Recording:
         activation.pending, activation.ran = [], len(self.operations)
         last[node] = event
         (self.spare if self._is_spare else self.events)[node].append(event)
-        if isinstance(node, ast.Call) and isinstance(value, torch.nn.Module):
-            callee = parts[node.func].value if node.func in parts else None
-            if not isinstance(callee, torch.nn.Module):
-                self._note_maker(frame)
+        if node in activation.function.returns:
+            self._is_paused = True
+            activation.result, activation.snapshot = value, _snapshot(value)
+            self._is_paused = False
+        callee = (
+            parts[node.func].value if isinstance(node, ast.Call) and node.func in parts else None
+        )
+        if isinstance(callee, torch.nn.Module) or (callee and self.function_of(callee)):
+            del activation.log[len(activation.log) - len(event.operations) :]
+            activation.log.append(event)
+        is_made = isinstance(value, torch.nn.Module) and not isinstance(callee, torch.nn.Module)
+        if isinstance(node, ast.Call) and is_made:
+            self._note_maker(frame)
         return value
 
     def _choice(
@@ -178,13 +216,23 @@ class Recording:
         activation.pending, activation.ran = [], len(self.operations)
 
     def _operation(self, *what: Any) -> None:
+        if self._is_paused:
+            return
         operation = Operation(*what)
         self.operations.append(operation)
         frame: types.FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code not in self._codes:
             frame = frame.f_back
         if frame is not None:
-            self._activation(frame).pending.append(operation)
+            activation = self._activation(frame)
+            activation.pending.append(operation)
+            activation.log.append(operation)
+
+
+def _snapshot(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_snapshot(one) for one in value]
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def _parts_of(node: ast.AST) -> Iterator[ast.AST]:
@@ -208,10 +256,12 @@ def record(
         call: Calls it.
     """
     made: list[torch.nn.Module] = []
+    recording = Recording()
 
     def run() -> None:
         model = make()
         made.append(model)
+        recording.made = len(recording.activations)
         with torch.no_grad():
             call(model.eval())
             call(model.train())
@@ -221,7 +271,6 @@ def record(
 
     with _forked_random():
         functions = functions_that_run(run, classes)
-        recording = Recording()
         with contextlib.contextmanager(recording.watch)(functions):
             run()
     return recording, made[-1]

@@ -16,6 +16,7 @@ from torch import nn
 from fmapper.translation import expr, text
 from fmapper_translate import layers
 from fmapper_translate.expressions import NEW_NAMES, Expressions, Unnamed
+from fmapper_translate.fallback import operations_of
 from fmapper_translate.functions import Function
 from fmapper_translate.operations import NotTranscribed, negate
 
@@ -55,7 +56,15 @@ class Statements:
             NotTranscribed: A part of it has no counterpart.
         """
         tree = self._function.tree
-        body = list(self._block(tree.body))
+        try:
+            if self._function in self._file.distrusted:
+                raise NotTranscribed(f"{self._function.label}: its statements give something else")
+            body = list(self._block(tree.body))
+        except NotTranscribed as error:
+            if self._file.constructs(self._function):
+                raise
+            self._file.fallen[self._function.label] = str(error)
+            body = operations_of(self._file, self._function, str(error))
         if self._is_constructor and self._function.owner in self._file.has_mode:
             body.append("self.deterministic = False")
         if self._is_constructor and self._function.owner in self._file.draws:

@@ -19,6 +19,7 @@ from fmapper.verification.models.trial import Trial
 from fmapper_translate.arguments import find_arguments
 from fmapper_translate.files import File
 from fmapper_translate.recording import record
+from fmapper_translate.witness import functions_that_differ
 
 _EXAMPLE = "make_example"
 
@@ -33,6 +34,7 @@ class Transcription:
         example: The code that makes it as the source was made: `Net(3, depth=2, rngs=rngs)`.
         weights: The arrays that its `load_weights` takes, by their names in the source.
         aliases: Second names of these -> the first.
+        fallen: Functions that are written by their operations -> the reason.
     """
 
     code: str
@@ -40,6 +42,7 @@ class Transcription:
     example: str
     weights: Mapping[str, torch.Tensor] = field(repr=False)
     aliases: Mapping[str, str] = field(repr=False)
+    fallen: Mapping[str, str] = field(default_factory=dict)
 
     def prove(
         self, model: nn.Module, inputs: Sequence[Any], *, only_evaluation: bool = False
@@ -119,7 +122,13 @@ def transcribe(
     keywords = [ast.keyword(name, file.value(value)) for name, value in kwargs.items()]
     keywords.append(ast.keyword("rngs", expr("rngs")))
     example = ast.Call(expr(cls.__name__), [file.value(one) for one in args], keywords)
-    code = format_code(
-        file.print(f"{cls.__name__} for Flax NNX, transcribed from {cls.__module__}")
+    title = f"{cls.__name__} for Flax NNX, transcribed from {cls.__module__}"
+    while True:
+        code = file.print(title)
+        wrong = functions_that_differ(code, text(example), recording, weights, inputs)
+        if wrong <= file.distrusted:
+            break
+        file.distrusted |= wrong
+    return Transcription(
+        format_code(code), cls.__name__, text(example), weights, aliases, file.fallen
     )
-    return Transcription(code, cls.__name__, text(example), weights, aliases)

@@ -154,14 +154,56 @@ def test_conditions_of_which_both_sides_ran_are_the_sources():
     assert deeper(jnp.ones((2, 3, 8, 8))).shape == (2, 2)
 
 
-def test_what_has_no_counterpart_is_named():
-    class Sorted(nn.Module):
-        def forward(self, x):
-            with torch.profiler.record_function("sum"):
-                return x.sum()
+class Profiled(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
 
-    with pytest.raises(NotTranscribed, match=r"Sorted.forward: `with torch.profiler"):
-        transcribe(Sorted(), (torch.ones(3),), ((), {}))
+    def forward(self, x):
+        with torch.profiler.record_function("fc"):
+            first, second = self.fc(x).chunk(2, -1)
+            return torch.cat([second, first], -1)
+
+
+class Outer(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) * 2
+
+
+class OfFour(Outer):
+    def __init__(self, kind):
+        super().__init__(kind(4))
+
+
+def test_a_function_without_counterpart_is_written_by_its_operations():
+    torch.manual_seed(0)
+    model, x = OfFour(Profiled).eval(), torch.randn(2, 4)
+    made = transcribe(model, (x,), ((Profiled,), {}))
+    assert list(made.fallen) == ["Profiled.forward"]
+    assert "        return self.inner(x) * 2" in made.code
+    assert jnp.allclose(run(made, model, x)[1], model(x).detach().numpy(), atol=1e-5)
+
+
+class Scaled(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((width,), 2.0))
+
+    def forward(self, x):
+        y = x * self.scale
+        first = y[:, 0]
+        first.mul_(2.0)  # which changes y
+        return y
+
+
+def test_statements_that_give_something_else_are_not_taken():
+    torch.manual_seed(0)
+    with pytest.raises(NotTranscribed, match=r"Scaled.forward: its statements give something else"):
+        transcribe(OfFour(Scaled), (torch.randn(2, 4),), ((Scaled,), {}))
 
 
 @pytest.mark.nightly

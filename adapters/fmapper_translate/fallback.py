@@ -1,0 +1,126 @@
+"""Functions whose statements have no counterpart: their operations as statements, in order."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fmapper.translation import expr, literal, text
+from fmapper_translate.functions import Function
+from fmapper_translate.operations import NotTranscribed, Operations
+from fmapper_translate.recording import Activation, Event, Operation
+
+if TYPE_CHECKING:
+    from fmapper_translate.files import File
+
+Path = tuple[Any, ...]
+
+
+def operations_of(file: File, function: Function, reason: str) -> list[str]:
+    """Returns the body of a method that computes what the source does, for each call of it.
+
+    Args:
+        file: The file.
+        function: The method.
+        reason: Why its statements are not those of the source; for a comment.
+
+    Raises:
+        NotTranscribed: An operation has no code, or another call ran others.
+    """
+    runs = [one for one in file.recording.activations if one.function is function]
+    try:
+        bodies = {"\n".join(_Body(file, run).lines()) for run in runs if run.log}
+    except NotTranscribed as error:
+        raise NotTranscribed(f"{reason}; and {error}") from None
+    if len(bodies) != 1 or not file.is_module(function.owner):
+        raise NotTranscribed(reason)
+    reason = reason.removeprefix(f"{function.label}: ")
+    return [f"# written by its operations: {reason}", *bodies.pop().splitlines()]
+
+
+class _Body:
+    def __init__(self, file: File, run: Activation) -> None:
+        self._file = file
+        self._run = run
+        self._names: dict[int, str] = {}
+        self._count = 0
+
+    def lines(self) -> Iterator[str]:
+        """Returns the statements."""
+        for name, value in self._run.arguments.items():
+            self._name(value, name)
+        owner = self._run.arguments.get("self")
+        for step in self._run.log:
+            if isinstance(step, Operation):
+                if not isinstance(step.result, torch.Tensor | tuple | list):
+                    continue  # as of profilers
+                if step.writes and step.result._is_view():
+                    raise NotTranscribed(f"{step.name} writes into a part of a tensor")
+                self._count += 1
+                name = f"x{self._count}"
+                printer = Operations(self._file.dialect, [], self._tensors(owner), self._key)
+                yield f"{name} = {text(printer.print([step], step.result))}"
+                self._name(step.result, name)
+            elif isinstance(step.value, torch.Tensor | tuple | list):
+                self._count += 1
+                yield f"x{self._count} = {text(self._call(step, owner))}"
+                self._name(step.value, f"x{self._count}")
+        yield f"return {text(self._value(self._run.result))}"
+
+    def _name(self, value: Any, name: str) -> None:
+        if isinstance(value, torch.Tensor):
+            self._names[id(value)] = name
+        elif isinstance(value, tuple | list):
+            for at, one in enumerate(value):
+                self._name(one, f"{name}[{at}]")
+
+    def _tensors(self, owner: Any) -> dict[int, Any]:
+        found = {key: functools.partial(expr, name) for key, name in self._names.items()}
+        if isinstance(owner, nn.Module):
+            for name, value in [*owner._parameters.items(), *owner._buffers.items()]:
+                found.setdefault(id(value), functools.partial(expr, f"self.{name}[...]"))
+        return found
+
+    def _key(self) -> ast.expr:
+        self._file.draws.add(self._run.function.owner)
+        return expr("self.rngs.noise()")
+
+    def _call(self, event: Event, owner: Any) -> ast.expr:
+        assert isinstance(event.node, ast.Call)
+        callee = event.parts[event.node.func].value
+        if isinstance(callee, nn.Module) and isinstance(owner, nn.Module):
+            path = next((name for name, part in owner.named_modules() if part is callee), None)
+            if path is None:
+                raise NotTranscribed(f"{type(callee).__name__} is a part of another module")
+            steps = [f"[{one}]" if one.isdigit() else f".{one}" for one in path.split(".")]
+            func = expr(f"self{''.join(steps)}")
+        else:
+            function = self._file.recording.function_of(callee)
+            assert function is not None
+            self._file.add_function(function)
+            is_method = inspect.ismethod(callee)
+            func = expr(f"self.{function.name}" if is_method else function.name)
+        args = [self._value(event.parts[arg].value) for arg in event.node.args]
+        keywords = [
+            ast.keyword(key.arg, self._value(event.parts[key.value].value))
+            for key in event.node.keywords
+        ]
+        return ast.Call(func, args, keywords)
+
+    def _value(self, value: Any) -> ast.expr:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._names:
+                raise NotTranscribed("a tensor of it comes from nowhere")
+            return expr(self._names[id(value)])
+        if isinstance(value, tuple | list):
+            return ast.Tuple([self._value(one) for one in value], ast.Load())
+        try:
+            return literal(value)
+        except TypeError:
+            raise NotTranscribed(f"it gives a {type(value).__name__}") from None

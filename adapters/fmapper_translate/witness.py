@@ -1,0 +1,122 @@
+"""Runs a file beside its recording: the functions that give something else than in the source."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+from fmapper.verification.files.conditions import LIMITS
+from fmapper_adapters.flax.translation.build import open_file
+from fmapper_translate.functions import Function
+from fmapper_translate.recording import Activation, Recording
+from fmapper_translate.statements import NEW_NAMES
+
+_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+Results = dict[Function, list[Any]]
+
+
+def functions_that_differ(
+    code: str, example: str, recording: Recording, weights: Mapping[str, Any], inputs: Sequence[Any]
+) -> set[Function]:
+    """Returns the functions whose results differ from the recorded ones, and none that they call.
+
+    Args:
+        code: The file.
+        example: The code that makes the model.
+        recording: What the source did, at first in evaluation.
+        weights: The arrays of the source by name.
+        inputs: What the model was called with.
+    """
+    net = types.ModuleType("transcribed")
+    sys.modules[net.__name__] = net  # where dataclasses look their names up
+    space = vars(net)
+    exec(f"{code}\n\ndef make_example(*, rngs):\n    return {example}", space)
+    results: Results = defaultdict(list)
+    callers: dict[Function, set[Function]] = defaultdict(set)
+    stack: list[Function] = []
+
+    def watch(function: Function, target: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(target)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if stack:
+                callers[stack[-1]].add(function)
+            at = len(results[function])
+            results[function].append(None)
+            stack.append(function)
+            results[function][at] = target(*args, **kwargs)
+            stack.pop()
+            return results[function][at]
+
+        return call
+
+    for function in recording.functions:
+        name = NEW_NAMES.get(function.name, function.name) if function.owner else function.name
+        place = space if function.owner is None else space.get(function.owner.__name__)
+        known = vars(place).get(name) if isinstance(place, type) else space.get(name)
+        if function.owner is None and inspect.isfunction(known):
+            space[name] = watch(function, known)
+        elif isinstance(place, type) and inspect.isfunction(known) and name != "__init__":
+            setattr(place, name, watch(function, known))
+    arrays = [jnp.asarray(one.numpy()) if isinstance(one, torch.Tensor) else one for one in inputs]
+    numbers = {name: value.numpy() for name, value in weights.items()}
+    model, _ = open_file(net, "make_example", numbers, train=False)
+    graph, state = nnx.split(model)
+
+    @functools.partial(jax.jit, compiler_options=_QUICKLY)
+    def run(state: Any, given: list[Any]) -> list[Any]:
+        rest = iter(given)
+        nnx.merge(graph, state)(*(next(rest) if _is_array(one) else one for one in arrays))
+        return [one for one in jax.tree.leaves([*results.values()]) if _is_array(one)]
+
+    for found in results.values():
+        found.clear()  # what ran when the model was made
+    try:
+        computed = iter(run(state, [one for one in arrays if _is_array(one)]))
+    except Exception:
+        if not stack:
+            raise
+        return {stack[-1]}  # which does not run
+    results = {
+        function: jax.tree.map(lambda one: next(computed) if _is_array(one) else one, found)
+        for function, found in results.items()
+    }
+    recorded: dict[Function, list[Activation]] = defaultdict(list)
+    for activation in recording.activations[recording.made :]:
+        recorded[activation.function].append(activation)
+    wrong = {
+        function
+        for function, found in results.items()
+        for ours, theirs in zip(found, recorded[function], strict=False)
+        if not _agree(ours, theirs.snapshot)
+    }
+    return {function for function in wrong if not callers[function] & wrong - {function}}
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array)
+
+
+def _agree(ours: Any, theirs: Any) -> bool:
+    """Returns whether arrays of a result are those of the other, as far as both are arrays."""
+    if isinstance(theirs, tuple | list):
+        same = isinstance(ours, tuple | list) and len(ours) == len(theirs)
+        return same and all(map(_agree, ours, theirs))
+    if not isinstance(theirs, torch.Tensor):
+        return True
+    if not isinstance(ours, jax.Array | np.ndarray | nnx.Variable) or ours.shape != theirs.shape:
+        return False
+    wanted = theirs.detach().numpy().astype(np.complex128)
+    apart = np.abs(np.where(wanted == ours, 0, np.asarray(ours) - wanted)).max(initial=0)
+    finite = np.abs(wanted[np.isfinite(wanted)]).max(initial=1e-6)
+    return bool(apart <= LIMITS["outputs"] * finite)
