@@ -60,7 +60,7 @@ class _Body:
             if isinstance(step, Operation):
                 if not isinstance(step.result, torch.Tensor | tuple | list):
                     continue  # as of profilers
-                if step.writes and step.result._is_view():
+                if step.writes_part:
                     raise NotTranscribed(f"{step.name} writes into a part of a tensor")
                 self._count += 1
                 name = f"x{self._count}"

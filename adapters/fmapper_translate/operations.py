@@ -79,7 +79,7 @@ class Operations:
         self._is_literal = False
         self._dialect = dialect
         self._given = given
-        self._has_integers = False  # among which a number that is no integer counts as an array
+        self._has_integers = False  # with which a fraction counts as an array
         self._known: dict[int, Callable[[], ast.expr]] = dict(tensors)
 
     def print(self, operations: Sequence[Operation], value: Any) -> ast.expr:

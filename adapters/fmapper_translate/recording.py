@@ -42,9 +42,10 @@ class Operation:
     result: Any
 
     @property
-    def writes(self) -> bool:
-        """Whether it writes its result in the place of its first argument."""
-        return bool(self.args) and self.result is self.args[0]
+    def writes_part(self) -> bool:
+        """Whether it writes its result into a view, in the place of its first argument."""
+        is_written = bool(self.args) and self.result is self.args[0]
+        return is_written and isinstance(self.result, torch.Tensor) and self.result._is_view()
 
     @property
     def name(self) -> str:

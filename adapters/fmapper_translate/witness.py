@@ -18,9 +18,9 @@ from flax import nnx
 
 from fmapper.verification.files.conditions import LIMITS
 from fmapper_adapters.flax.translation.build import open_file
+from fmapper_translate.expressions import NEW_NAMES
 from fmapper_translate.functions import Function
 from fmapper_translate.recording import Activation, Recording
-from fmapper_translate.statements import NEW_NAMES
 
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 Results = dict[Function, list[Any]]
