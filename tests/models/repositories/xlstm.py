@@ -107,7 +107,7 @@ def parallel_stabilized_simple(queries, keys, values, igate_preact, fgate_preact
         ],
         dim=-2,
     )  # (B, NH, S+1, 1)
-    # for each batch/head this is a matrix of shape (S+1, S+1) containing the cumsum of the log gates
+    # for each batch/head this is a matrix (S+1, S+1) with the cumsum of the log gates
     rep_log_fgates_cumsum = log_fgates_cumsum.repeat(1, 1, 1, S + 1)  # (B, NH, S+1, S+1)
     # Now in each row cut off / subtract the forgetgate values of the later timesteps
     _log_fg_matrix = rep_log_fgates_cumsum - rep_log_fgates_cumsum.transpose(-2, -1)
