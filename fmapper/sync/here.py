@@ -152,7 +152,9 @@ class Round:
         self._given: dict[int, Any] = {}
         self._replaced: list[_Target] = []
         self._staged: list[Copy] = []
-        self._copies: list[Copy] = []
+        self._filled: list[Copy] = []  # into memory of ours
+        self._copies: list[Copy] = []  # into that of the target
+        self._is_written = True
         self._computed: dict[LazyArray, Array] = {}
         for target in here.targets:
             if target.shared and here.source is not None:
@@ -178,6 +180,7 @@ class Round:
         Raises:
             SyncError: Names an array.
         """
+        self._is_written = is_written
         for target in self._here.targets:
             if is_written and target.abstract:
                 raise SyncError(f"{target.name}: the target has no memory there; use sync.parts()")
@@ -192,8 +195,8 @@ class Round:
             if t.piece.steps and t.sender == self._here.rank:
                 yield view_of(self.source_of(t), t.froms), t.piece.steps, t.target.name
 
-    def _local(self, *, staged: bool) -> Iterator[Copy]:
-        """Yields the copies within this process, those that are known from an earlier call."""
+    def _find_copies(self, *, staged: bool) -> None:
+        """Adds the copies within this process, those that are known from an earlier call."""
         for at, t in enumerate(self._here.transfers):
             target = self._memory.get(t.target)  # None if it is shared
             is_staged = t.target.name.startswith(STAGED)
@@ -201,12 +204,17 @@ class Round:
                 continue
             source, last = self.source_of(t), self._here.copies[at]
             if last is not None and last[0] is source and last[1] is target:
-                yield last[2]
+                self._copies.append(last[2])
                 continue
             made = make_copy(view_of(target, t.to), view_of(source, t.froms), t.piece.steps)
+            self._copies_to(t.target).append(made)
             if t.target in self._lasting:
                 self._here.copies[at] = source, target, made
-            yield made
+
+    def _copies_to(self, part: Part) -> list[Copy]:
+        if part.name.startswith(STAGED):
+            return self._staged
+        return self._copies if part in self._lasting else self._filled
 
     def source_of(self, transfer: Transfer) -> Array:
         """Returns the array that a transfer takes elements of."""
@@ -230,20 +238,23 @@ class Round:
     def stage(self, transfer: Transfer, data: Array) -> None:
         """Adds values that have come from another process."""
         target = view_of(self._memory[transfer.target], transfer.to)
-        is_staged = transfer.target.name.startswith(STAGED)
-        (self._staged if is_staged else self._copies).append(make_copy(target, data))
+        self._copies_to(transfer.target).append(make_copy(target, data))
 
     def finish(self) -> None:
-        """Computes arrays of which all operands are there; nothing is written yet.
+        """Computes all that is new; nothing is written yet.
 
         Raises:
             LossyCastError: A value becomes infinite.
         """
-        carry_out([*self._local(staged=True), *self._staged])
+        self._find_copies(staged=True)
+        carry_out(self._staged)
         check(self._casts(t for t in self._here.transfers if t.source is None))
-        self._copies += self._local(staged=False)
+        self._find_copies(staged=False)
+        carry_out(self._filled)
         for group in self._here.computed:
             self._given |= zip(group.numbers, group(self._arrays), strict=True)
+        if self._is_written:
+            self._given |= self._make()
 
     def commit(self) -> Any:
         """Writes everything into the target, and returns it."""
@@ -253,7 +264,6 @@ class Round:
         if target is None:
             return None
         without_interrupt(lambda: carry_out(self._copies))
-        new = self._given | self._make()
         changed: dict[Arrays, list[tuple[Any, Any]]] = {}
         for written_to in self._replaced:
             if written_to.in_place:
@@ -265,22 +275,24 @@ class Round:
             if written_to.in_place:
                 array = self._old[written_to.number]
                 written.setdefault(owner_of(array), []).append(array)
-        for number in [number for number in new if not owner_of(self._old[number]).frozen]:
+        new = {}
+        for number, value in self._given.items():
             array = self._old[number]
-            changed.setdefault(owner_of(array), []).append((array, new.pop(number)))
-            written.setdefault(owner_of(array), []).append(array)
+            if owner_of(array).frozen:
+                new[number] = value
+            else:
+                changed.setdefault(owner_of(array), []).append((array, value))
+                written.setdefault(owner_of(array), []).append(array)
         for adapter, pairs in changed.items():
-            arrays, values = zip(*pairs, strict=True)
-            adapter.overwrite(arrays, values)
-            for device in {adapter.device(array) for array in arrays}:
-                adapter.wait(device, arrays)  # the values may be memory of another framework
+            adapter.overwrite(*zip(*pairs, strict=True))
+            for device in {adapter.device(array) for array, _ in pairs}:
+                adapter.wait(device, None)  # the values may be memory of another framework
         for adapter, arrays in written.items():
             adapter.note_writes(arrays)
         return target.write(new)
 
     def parts(self) -> Iterator[tuple[str, Box, Array]]:
         """Yields the parts of the target with their values, in memory of the sync."""
-        carry_out(self._copies)
         for part, array in self._memory.items():
             if not part.name.startswith(STAGED):
                 yield part.name, part.box, array

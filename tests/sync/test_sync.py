@@ -467,3 +467,23 @@ def test_nothing_is_compiled_in_a_call() -> None:
     change(source)
     sync()
     assert not [name for name in events if "compile" in name]
+
+
+def test_without_memory_for_one_array_none_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fmapper.backends.discovery import owner_of
+
+    source = {"a": torch.ones(4), "b": torch.ones(4)}
+    target = {"a": torch.zeros(4), "b": jnp.zeros(4)}
+    sync = fmapper.Sync(source, target)
+
+    def take(self: Any, *args: Any, **options: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(owner_of(target["b"])), "take", take)
+        with pytest.raises(MemoryError):
+            sync()
+    assert not target["a"].any()
+    sync()
+    assert target["a"].all()
+    assert target["b"].all()
