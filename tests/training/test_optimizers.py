@@ -213,6 +213,19 @@ def test_schedules_go_on_from_their_position_and_come_back(schedule, steps):
         assert difference(fmapper.state(back), weights(net)) < 1e-12
 
 
+@pytest.mark.parametrize("tree", [{}, {"a": None}, {"a": optax.MaskedNode()}])
+def test_a_group_may_be_without_parameters(tree):
+    """As one is of which a user gives a part of the model to the transformation."""
+    from fmapper.training import ALGORITHMS
+    from fmapper_adapters.jax.training.transformations import transformation
+
+    settings = {**ALGORITHMS["adam"].settings, "lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
+    tx = transformation("adam", settings, {})
+    updates, state = tx.update(tree, tx.init(tree), tree)
+    assert updates == tree
+    assert int(state.count) == 1
+
+
 def test_a_rate_of_optax_is_one_of_the_widest_floats():
     """Or weight decay would be rounded by it. And a rate is a function for `jax.jit`."""
     from fmapper.training import Schedule

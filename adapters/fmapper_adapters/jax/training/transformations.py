@@ -154,9 +154,12 @@ def transformation(
             slots = [new[name].astype(x.dtype) for name, x in zip(names, arrays, strict=True)]
             return update.astype(gradient.dtype), *slots
 
-        made = jax.tree.map(update_leaf, updates, params, *(state.arrays[name] for name in names))
-        parts = jax.tree.structure((0, *names))
-        update, *arrays = jax.tree.transpose(jax.tree.structure(updates), parts, made)
+        treedef: Any = jax.tree.structure(updates)
+        trees = [updates, params, *(state.arrays[name] for name in names)]
+        made = [update_leaf(*row) for row in zip(*map(treedef.flatten_up_to, trees), strict=True)]
+        update, *arrays = (
+            treedef.unflatten([row[i] for row in made]) for i in range(len(trees) - 1)
+        )
         held = dict(zip(names, arrays, strict=True))
         return update, Moments(s.count, state.position + 1, held, s.numbers)
 
