@@ -223,7 +223,7 @@ __all__ = [
     "vmap",
 ]
 
-# What many programs never use: importing fmapper is to be quick.
+# Imported lazily, because many programs never use them and importing fmapper must be quick.
 _PLACES = {
     "fmapper.backends.device": "device_info devices get_device",
     "fmapper.backends.namespace": "array_namespace",
@@ -262,7 +262,7 @@ _PLACES = {
     "fmapper.transforms.vmap": "vmap",
     "fmapper.translation.source": "source",
 }
-# What results consist of: nobody makes them, and pickles say that they are to be found here.
+# Parts of results: users do not create them, but pickles look them up here.
 _PARTS = {
     "fmapper.moves.plan": "PlannedLeaf",
     "fmapper.profiles.result": "ProfileCell Verdict",
@@ -280,7 +280,7 @@ _find, __dir__ = _surface(__name__, (*_PLACES.items(), *_PARTS.items()), modules
 
 
 def __getattr__(name: str) -> object:
-    """Imports a public name on first access; old names lead to their new homes."""
+    """Imports a public name on first access, also from the surfaces for authors."""
     for face in (_backends, _programs):
         if name in face.__all__:
             return getattr(face, name)

@@ -1,4 +1,4 @@
-"""`python -m fmapper`: what this machine has, where a model spends its time, and conversion."""
+"""`python -m fmapper`: lists devices, profiles models and converts them."""
 
 import sys
 

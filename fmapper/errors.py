@@ -48,8 +48,8 @@ class FmapperError(Exception):
     """Base class of every error that fmapper raises.
 
     Attributes:
-        placed: For walks: True if the message names the key path, False if the walk is to add it,
-            None if the error comes from elsewhere.
+        placed: For walks: True if the message names the key path, False if the walk must add it,
+            None if no walk raised the error.
     """
 
     placed: bool | None = None
@@ -78,7 +78,7 @@ class NotAFunctorError(FmapperError, TypeError):
 
 
 class RebuildError(FmapperError, TypeError):
-    """A node could not be rebuilt from its new children, or came back without them."""
+    """A node could not be rebuilt from its new children, or its rebuild dropped some of them."""
 
     placed = False
 
@@ -92,7 +92,7 @@ class StructureMismatchError(FmapperError, ValueError):
 
 
 class PathError(FmapperError, KeyError):
-    """A key path leads to nothing."""
+    """A key path does not exist."""
 
     def __str__(self) -> str:
         """Returns the message itself; `KeyError` would show its repr."""
@@ -104,7 +104,7 @@ class PlacementError(FmapperError, ValueError):
 
 
 class DeviceError(FmapperError, ValueError):
-    """A device that cannot be meant: a bad string, or one of another backend."""
+    """An invalid device: a malformed string, or a device of another backend."""
 
 
 class MixedDevicesError(DeviceError):
@@ -136,11 +136,11 @@ class ProfileError(FmapperError, RuntimeError):
 
 
 class TargetError(FmapperError, ValueError):
-    """A `FILE:NAME` that leads to nothing, or an expression for example inputs that is none."""
+    """A `FILE:NAME` that does not exist, or an invalid expression for example inputs."""
 
 
 class ConversionError(FmapperError, RuntimeError):
-    """A program could not be recorded in its source framework, or not lowered to the target."""
+    """A program could not be recorded in its source framework or lowered to the target."""
 
 
 class UnsupportedOpsError(ConversionError):
@@ -168,7 +168,7 @@ class TransferError(FmapperError, ValueError):
 
 
 class AmbiguousTransferError(TransferError):
-    """Which weights belong where cannot be settled by what is known.
+    """The available evidence does not determine which weights belong where.
 
     Attributes:
         candidates: Each name of the target, as a pattern -> the candidates of the source, each with
@@ -188,11 +188,11 @@ class AmbiguousTransferError(TransferError):
 
 
 class SyncError(FmapperError, RuntimeError):
-    """Weights could not be brought to a running model; it has its old ones."""
+    """Weights could not be brought to a running model, which keeps its old ones."""
 
 
 class GoldensError(FmapperError, ValueError):
-    """A file holds no goldens or damaged ones, or cannot hold what a model gives; says where."""
+    """A file holds no goldens, holds damaged ones, or cannot hold a model's outputs; says where."""
 
 
 class ProgramInputError(FmapperError, TypeError):
@@ -203,7 +203,7 @@ class BatchError(FmapperError, RuntimeError):
     """Raised by an adapter from the error of one array of a batch; movers make a `MoveError` of it.
 
     Attributes:
-        index: Which array of the batch it was.
+        index: The index of that array in the batch.
     """
 
     def __init__(self, index: int) -> None:
@@ -220,7 +220,7 @@ class UnsupportedLeafError(MoveError, TypeError):
 
 
 class CopyNeededError(MoveError, ValueError):
-    """A move was to share memory, `copy=False`, but only a copy will do."""
+    """`copy=False` asked to share memory, but the move needs a copy."""
 
 
 class FmapperWarning(UserWarning):

@@ -1,4 +1,4 @@
-"""Public names that are imported when they are first asked for: importing fmapper stays fast."""
+"""Imports public names on first access, so that importing fmapper stays fast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def surface(
 
     Args:
         package: The package's own name.
-        places: Modules, each with the names that it defines, with spaces between them.
+        places: Pairs of a module and the names that it defines, separated by spaces.
         modules: Names of public modules in the package.
     """
     place_of = {name: place for place, names in places for name in names.split()}
@@ -47,7 +47,7 @@ def surface(
 def show_as_public(value: object, package: str) -> object:
     """Sets `__module__` of public names to the module they are imported from.
 
-    A name that two faces have is shown as one of the outer face, whichever is asked first.
+    A name that two packages export belongs to the outer one, whichever is accessed first.
     """
     if hasattr(value, "__qualname__"):  # movers are instances
         shown = getattr(sys.modules.get(package.partition(".")[0]), "__all__", ())

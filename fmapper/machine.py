@@ -1,4 +1,4 @@
-"""The machine itself: what its processor is called and how much memory it has."""
+"""The host: the name of its processor, and its memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def processor_name(root: Path = _ROOT) -> str:
 
 
 def host_memory(root: Path = _ROOT) -> tuple[int | None, int | None]:
-    """Returns the bytes of memory that this process can use in all, and right now.
+    """Returns how many bytes of memory this process can use in total, and how many are free.
 
-    Both are those of the machine, or those of the tightest control group around this process
-    where that allows less: a container is stopped at its own limit, not at that of the machine.
+    Both are those of the machine, unless the tightest control group of this process allows less: a
+    container is stopped at its own limit.
 
     Args:
-        root: Where the file system of the machine begins.
+        root: The root of the file system.
     """
     here = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo") if ":" in line)
     total, free = _kibibytes(here.get("MemTotal")), _kibibytes(here.get("MemAvailable"))
@@ -52,8 +52,8 @@ def _total_of_the_system() -> int | None:
 def _control_groups(root: Path) -> Iterator[tuple[int, int]]:
     """Yields the limit and use, in bytes, of every cgroup of this process with a memory limit.
 
-    A group's own folder may be out of sight in a container, where only the folders above it are
-    mounted, so each level is looked at and those that are not there are passed over.
+    In a container the group's own folder may not be mounted, but only its parents, so every level
+    is tried and missing ones are skipped.
     """
     mount = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):

@@ -1,4 +1,4 @@
-"""Pictures: memory by part of a model, difference by layer."""
+"""Plots: memory by part of a model, difference by layer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def axes_for(what: str, bars: int, axes: Axes | None = None) -> Axes:
 
 
 def draw_memory(plan: Plan, depth: int, axes: Axes | None) -> Axes:
-    """Draws new memory by part of the model, a colour for each device."""
+    """Plots the memory that a plan allocates by part of the model, one colour per device."""
     sizes: dict[str, dict[str, int]] = {}
     for leaf in plan.leaves:
         if leaf.nbytes:

@@ -1,9 +1,9 @@
-"""Says on stderr what takes long: one line that is rewritten, and gone at the end.
+"""Shows the progress of long work on stderr, in one line that is erased at the end.
 
-The phases of long work enter a `step`. The first one starts a thread, which waits two seconds and
-then shows the steps that are open, four times a second; recording blocks Python for longer than
-that. It ends with the first step, and never keeps a process alive. Where nobody would see the line
-there is no thread. One thread of the program is shown at a time: steps of the others are silent.
+Each phase of long work is a `step`. The outermost step starts a thread, because recording can block
+Python for seconds; it waits two seconds, then shows the open steps four times a second. The thread
+ends with that step, never keeps a process alive, and is not started where nobody would see the
+line. Only one thread of the program is shown at a time: steps of the others are silent.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, Protocol, TextIO
 from fmapper import warn
 from fmapper.switches import settings
 
-PATIENCE = 2.0  # seconds without a line: short work needs none
-_PERIOD = 0.25  # seconds between two lines
+PATIENCE = 2.0  # seconds before the line appears
+_PERIOD = 0.25  # seconds between two updates
 
 
 class _Line(Protocol):
@@ -32,7 +32,7 @@ class _Line(Protocol):
 
 
 class _Steps:
-    """The steps that are open, outermost first, and the thread of the program that is in them."""
+    """The open steps, outermost first, and the thread of the program that entered them."""
 
     def __init__(self) -> None:
         self.renew()
@@ -80,11 +80,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Interrupts:
-    """Ctrl-C during the steps of the main thread, which may be lost between them.
+    """Keeps a Ctrl-C from being lost during the steps of the main thread.
 
     Python raises KeyboardInterrupt wherever the main thread is. In a callback of its garbage
     collector, such as the one that JAX installs, it is printed and ignored. So a handler notes the
-    signal, and what was lost is raised at the end of the stage.
+    signal, and a lost interrupt is raised at the end of the step.
     """
 
     def __init__(self) -> None:
@@ -130,11 +130,11 @@ def step(what: str, *, shown: bool = True) -> Iterator[Callable[[str], None]]:
     """Shows a line about this block if it takes long; see `fmapper.settings`.
 
     Args:
-        what: The work, as `recording Net`. A step within a step stands behind that.
-        shown: False keeps this block and the steps in it silent, as what is measured must be.
+        what: The work, such as `recording Net`. The line shows a nested step after its outer one.
+        shown: False keeps this block and the steps in it silent, for measurements.
 
     Yields:
-        A function that says what is done next, instead.
+        A function that replaces the text when the next phase begins.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed in this block and was lost in a callback.
@@ -183,13 +183,13 @@ warn.without_line = without_line
 def _start(steps: list[str]) -> Callable[[], None]:
     """Starts the thread that shows steps; returns a function that stops it."""
     done = threading.Event()
-    # A notebook knows by its context below which cell it is to print.
+    # The context tells a notebook below which cell to print.
     run = contextvars.copy_context().run
     arguments = (_show, steps, done, sys.stderr)
     thread = threading.Thread(target=run, args=arguments, name="fmapper-progress", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # there are too many, or Python is on its way out
+    except RuntimeError:  # too many threads, or Python is shutting down
         return _nothing
 
     def stop() -> None:

@@ -43,14 +43,14 @@ _CUT_DEVIATION = 0.87962566103423978
 
 
 def key(seed: int) -> Any:
-    """Returns a key from a seed: a NumPy array, which every function here takes to any backend.
+    """Returns a key from a seed: a NumPy array, which the functions here accept for any backend.
 
     Args:
         seed: An integer of 64 bits, signed or not.
 
     Returns:
-        uint32 of shape (2,): what `jax.random.key_data(jax.random.key(seed))` is where
-        jax_enable_x64 is on. Without it JAX drops the upper half of a seed.
+        uint32 of shape (2,), equal to `jax.random.key_data(jax.random.key(seed))` with
+        jax_enable_x64. Without it JAX drops the upper half of a seed.
 
     Raises:
         ValueError: The seed has more than 64 bits.
@@ -72,10 +72,10 @@ def split(key: Any, num: int | Sequence[int] = 2, *, like: Any = None) -> Any:
     Args:
         key: A key.
         num: How many, or the shape of an array of keys.
-        like: An array whose backend and device the keys are to have.
+        like: An array with the backend and device for the keys.
 
     Returns:
-        uint32 of shape (num, 2), as `jax.random.split` gives them.
+        uint32 of shape (num, 2), equal to the result of `jax.random.split`.
     """
     return _exact("split", key, like, "uint32", _shape(num))
 
@@ -85,9 +85,9 @@ def fold_in(key: Any, data: Any, *, like: Any = None) -> Any:
 
     Args:
         key: A key.
-        data: An integer, of which the lower 32 bits count, or a scalar array of them.
-        like: An array whose backend and device the key is to have. A NumPy key goes where the
-            number is, so that the number may be traced.
+        data: An integer, of which the lower 32 bits are used, or a scalar integer array.
+        like: An array with the backend and device for the key. A NumPy key is moved to those of
+            `data`, so that `data` may be traced.
     """
     if like is None and adapter_of(data) is not None and _kernels(key, "key").HOST:
         like = data
@@ -117,9 +117,9 @@ def uniform(
         key: A key.
         shape: The shape of the result.
         dtype: float32, float64, float16 or bfloat16.
-        minval: The least number; a number or an array that broadcasts to the shape.
-        maxval: The bound that is not reached, but for rounding.
-        like: An array whose backend and device the numbers are to have.
+        minval: The lower bound, a number or an array that broadcasts to the shape.
+        maxval: The upper bound, reached only through rounding.
+        like: An array with the backend and device for the numbers.
 
     Examples:
         >>> from fmapper import random
@@ -135,10 +135,10 @@ def normal(
 ) -> Any:
     """Returns numbers from the normal distribution with mean 0 and variance 1.
 
-    A key in host memory, of NumPy or torch, gives the same bits on every backend: they are drawn
-    by NumPy and taken to where `like` is. A key of JAX, on a GPU or in a program that is
-    traced gives numbers that differ from these by the rounding of a logarithm, a few units in the
-    last place.
+    From a key in host memory, of NumPy or torch, every backend gets the same bits: NumPy draws
+    them, and they move to the device of `like`. A key that belongs to JAX, is on a GPU or is traced
+    gives numbers that differ from these by the rounding of a logarithm, a few units in the last
+    place.
     """
     name = _dtype(dtype, _FLOATS)
     return _draw("normal", key, like, name, _shape(shape), name)
@@ -161,7 +161,7 @@ def truncated_normal(
         upper: The upper bound.
         shape: The shape of the result.
         dtype: float32, float64, float16 or bfloat16.
-        like: An array whose backend and device the numbers are to have.
+        like: An array with the backend and device for the numbers.
     """
     name = _dtype(dtype, _FLOATS)
     if not lower < upper:
@@ -180,7 +180,7 @@ def bernoulli(
         key: A key.
         p: A probability, or an array of them, taken as float32.
         shape: The shape of the result; that of p if it is None.
-        like: An array whose backend and device the result is to have.
+        like: An array with the backend and device for the result.
 
     Examples:
         >>> from fmapper import random
@@ -204,10 +204,10 @@ def randint(
     Args:
         key: A key.
         shape: The shape of the result.
-        minval: The least number; one that the dtype cannot hold becomes one that it can.
-        maxval: The bound that is not reached. Where it is not above minval, the result is minval.
+        minval: The lower bound, clipped to the range of the dtype.
+        maxval: The upper bound, exclusive. If it is not above minval, the result is minval.
         dtype: An integer dtype.
-        like: An array whose backend and device the numbers are to have.
+        like: An array with the backend and device for the numbers.
     """
     name = _dtype(dtype, _INTEGERS)
     return _exact("randint", key, like, name, _shape(shape), minval, maxval, name)
@@ -222,8 +222,8 @@ def permutation(
         key: A key.
         x: An integer, or an array of one dimension or more; then the result is on its backend.
         axis: The axis that is shuffled.
-        independent: Each row gets an order of its own.
-        like: For an integer, an array whose backend and device the result is to have.
+        independent: Whether each row gets an order of its own.
+        like: For an integer x, an array with the backend and device for the result.
     """
     if hasattr(x, "__index__") and not getattr(x, "shape", ()):
         return _exact("permutation", key, like, "int32", operator.index(x), 0, False)
@@ -254,7 +254,7 @@ def glorot_uniform(
             a weight that is multiplied from the right, (in, out), has `in_axis=0, out_axis=1`.
         out_axis: The axes of the outputs. All other axes are the receptive field: the fans are the
             sizes of inputs and outputs times its size.
-        like: An array whose backend and device the weights are to have.
+        like: An array with the backend and device for the weights.
     """
     fan_in, fan_out = _fans(shape, in_axis, out_axis)
     return _uniform_weights(key, shape, dtype, 2 / (fan_in + fan_out), like)
@@ -269,7 +269,7 @@ def glorot_normal(
     out_axis: int | Sequence[int] = 0,
     like: Any = None,
 ) -> Any:
-    """Draws weights with variance 2 / (fan_in + fan_out), normal, cut off at two deviations.
+    """Draws normal weights with variance 2 / (fan_in + fan_out), truncated at two deviations.
 
     Arguments as for `glorot_uniform`.
     """
@@ -302,7 +302,7 @@ def he_normal(
     out_axis: int | Sequence[int] = 0,
     like: Any = None,
 ) -> Any:
-    """Returns weights with variance 2 / fan_in, normal without what is beyond two deviations.
+    """Draws normal weights with variance 2 / fan_in, truncated at two standard deviations.
 
     Arguments as for `glorot_uniform`.
     """
@@ -325,11 +325,11 @@ def lecun_normal(
     return _normal_weights(key, shape, dtype, 1 / _fans(shape, in_axis, out_axis)[0], like)
 
 
-# --- who draws -----------------------------------------------------------------------------------
+# --- dispatch to kernels -------------------------------------------------------------------------
 
 
 def _exact(name: str, key: Any, like: Any, dtype: str, *args: Any) -> Any:
-    """Calls a kernel with the same bits on every backend, on the device of the result."""
+    """Calls a kernel that gives the same bits on every backend, on the device of the result."""
     return _native(name, key, key if like is None else like, *args, dtype=dtype)
 
 
@@ -353,7 +353,7 @@ def _plain(args: Sequence[Any]) -> bool:
 
 
 def _draw(name: str, key: Any, like: Any, dtype: str, *args: Any) -> Any:
-    """Calls a kernel whose bits depend on the backend: on the host if the key is there."""
+    """Calls a kernel whose bits depend on the backend, on the host if the key is there."""
     own, words = _source(key)
     if not own.HOST and not own.on_host(words, dtype):
         return _native(name, key, key if like is None else like, *args, dtype=dtype)

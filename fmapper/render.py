@@ -1,4 +1,4 @@
-"""Prints what rich can render, as plain text and as HTML for notebooks, and numbers in words."""
+"""Renders rich's objects as text and as HTML for notebooks, and formats sizes and times."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def readable_bytes(n: int) -> str:
 
 
 def parse_bytes(text: str) -> int | None:
-    """Returns the bytes that a text such as `1.5GiB` or `800MB` stands for; None for other texts.
+    """Parses a size such as `1.5GiB` or `800MB` into bytes; returns None for other texts.
 
     Examples:
         >>> parse_bytes("1.5GiB"), parse_bytes("800 MB"), parse_bytes("much")
@@ -113,7 +113,7 @@ def readable_seconds(seconds: float) -> str:
 
 
 def unit_of(seconds: float) -> tuple[float, str]:
-    """Returns the unit that a time is printed in, in seconds, and its name."""
+    """Returns the unit in which to print a time: its length in seconds, and its name."""
     return next((pair for pair in _UNITS if seconds >= 0.9995 * pair[0]), _UNITS[-1])
 
 

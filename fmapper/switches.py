@@ -1,4 +1,4 @@
-"""The switches that a user has over what fmapper shows, and what it takes of files."""
+"""The user's settings: what fmapper shows, and which files it accepts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 
 class Settings:
-    """Switches for what fmapper shows beside results, and for what it takes of files.
+    """Settings for what fmapper shows besides results, and for which files it accepts.
 
     Attributes:
-        bounds: Whether a file is refused that holds more names, numbers and texts than files have,
-            which would take seconds and much memory. `FMAPPER_BOUNDS=0` switches it off, for
-            files that you trust.
+        bounds: Whether to refuse files with more names, numbers and texts than genuine ones have,
+            which would take seconds and much memory to read. `FMAPPER_BOUNDS=0` switches it off,
+            for files that you trust.
         progress: Whether work that takes more than two seconds says on stderr what it does, in one
             line that is rewritten and gone at the end; where stderr is a terminal, and in
             notebooks. `FMAPPER_PROGRESS=0` in the environment switches it off.
@@ -42,8 +42,7 @@ def _is_set(variable: str, default: bool) -> bool:
 
 
 settings = Settings()
-"""What fmapper shows beside results: `settings.progress`, `settings.full_tracebacks`; and
-`settings.bounds`.
+"""What fmapper shows besides results, and which files it accepts.
 
 Work that takes more than two seconds (recording, lowering, comparing, moving gigabytes) says what
 it does in one line on stderr, where that is a terminal, or below the cell of a notebook; the line
@@ -53,8 +52,8 @@ quiet.
 Tracebacks show the frames of the user and the function of fmapper that was called.
 `settings.full_tracebacks = True`, or `FMAPPER_FULL_TRACEBACKS=1`, shows those inside, too.
 
-A file that holds more names, numbers and texts than honest ones do is refused, since anybody may
-have written it. `settings.bounds = False`, or `FMAPPER_BOUNDS=0`, takes whatever a file has.
+A file with more names, numbers and texts than genuine ones have is refused, since anybody may have
+written it. `settings.bounds = False`, or `FMAPPER_BOUNDS=0`, accepts any number of them.
 
 Examples:
     >>> import fmapper

@@ -1,8 +1,8 @@
 """Short tracebacks: the frames of the user, and the function of fmapper that was called.
 
-What is cut is what nobody can act on: how fmapper and the frameworks came to an error that says by
-itself what happened, where and what to write. An error of the user's own code keeps where it was
-raised. `fmapper.settings.full_tracebacks` shows everything.
+Frames inside fmapper and the frameworks are cut: nobody can act on them, and the message says what
+happened, where, and what to write. An error in the user's own code keeps the frame that raised it.
+`fmapper.settings.full_tracebacks` shows everything.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _OURS = {"fmapper", "fmapper_adapters"}
 frameworks: set[str] = set()
-"""The packages that adapters are for: they are not shown on the way to an error of fmapper."""
+"""The packages that have adapters: their frames are hidden in the traceback of an fmapper error."""
 
 
 def short_traceback(function: F) -> F:
-    """Shortens the tracebacks of errors that a function raises, without a frame of its own."""
+    """Decorates a function to shorten the tracebacks of its errors, without adding a frame."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -39,8 +39,8 @@ def short_traceback(function: F) -> F:
 def shorten_traceback(error: BaseException) -> None:
     """Cuts internal frames out of the traceback of an error.
 
-    What it comes from is left out where its message says that too, and else keeps the frames of
-    the user alone.
+    The cause of an fmapper error is dropped if the message repeats it; otherwise only the user's
+    frames of the cause are kept.
     """
     if settings.full_tracebacks:
         return
@@ -73,7 +73,7 @@ def _frames(tb: TracebackType | None) -> list[tuple[TracebackType, str]]:
 def _without(
     tb: TracebackType | None, *, hidden: Collection[str] = (), keep_last: bool = False
 ) -> TracebackType | None:
-    """Returns a traceback with only those frames of fmapper that a user has called."""
+    """Returns a traceback without the frames of fmapper that the user did not call directly."""
     kept = []
     inside = False
     frames = _frames(tb)
@@ -91,9 +91,9 @@ def _without(
 
 
 def _of_user(tb: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback that begins with the frames of the user.
+    """Removes internal frames from a traceback that begins in one.
 
-    That was caught outside of fmapper: it is not where the error comes from.
+    A traceback that begins in the user's code is kept, because that code caught the error.
     """
     frames = [(entry, name.partition(".")[0]) for entry, name in _frames(tb)]
     internal = _OURS | frameworks

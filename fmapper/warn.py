@@ -1,4 +1,4 @@
-"""Warnings that point at the line of the user's that caused them."""
+"""Warnings that point at the line of the user's code that caused them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextvars import ContextVar
 Warned = tuple[str, type[Warning]]
 
 without_line: Callable[[], AbstractContextManager[None]] = nullcontext
-"""Takes away the line that shows progress; what shows that line puts its own here."""
+"""Hides the progress line during a block; `fmapper.progress` replaces this."""
 
 _kept: ContextVar[list[Warned] | None] = ContextVar("fmapper_kept_warnings", default=None)
 

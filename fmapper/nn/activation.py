@@ -13,12 +13,12 @@ def relu(x: Any) -> Any:
 
 
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
-    """Returns the positive part of x, elsewhere `negative_slope * x`."""
+    """Returns x where it is positive, elsewhere `negative_slope * x`."""
     return floating_kernels("leaky_relu", x).leaky_relu(x, negative_slope)
 
 
 def elu(x: Any, alpha: float = 1.0) -> Any:
-    """Returns the positive part of x, elsewhere `alpha * (exp(x) - 1)` (Clevert et al., 2016)."""
+    """Returns x where it is positive, elsewhere `alpha * (exp(x) - 1)` (Clevert et al., 2016)."""
     return floating_kernels("elu", x).elu(x, alpha)
 
 

@@ -20,11 +20,11 @@ Padding: TypeAlias = str | int | Sequence[int] | Sequence[tuple[int, int]]
 
 
 def kernels(function: str, x: Any) -> Any:
-    """Returns the kernels of the backend whose array `x` is.
+    """Returns the kernels of the backend of an array.
 
     Raises:
-        TypeError: It is not an array.
-        UnsupportedLeafError: Its adapter has no kernels.
+        TypeError: `x` is not an array. UnsupportedLeafError: The adapter of its backend has no
+            kernels.
     """
     adapter = adapter_of(x)
     if adapter is None:
@@ -45,7 +45,7 @@ def floating_kernels(function: str, x: Any, name: str = "x") -> Any:
     """Returns the kernels of a floating or complex array; raises for integers.
 
     Raises:
-        TypeError: `x` is not an array, or not one of floats.
+        TypeError: `x` is not an array, or its dtype is neither floating nor complex.
         UnsupportedLeafError: Its adapter has no kernels.
     """
     found = kernels(function, x)
@@ -81,7 +81,7 @@ def common(function: str, x: Any, *others: tuple[str, Any]) -> Any:
     """Returns the kernels of the one backend that all arrays belong to; others may be None.
 
     Raises:
-        MixedDevicesError: The arrays belong to several backends; the message says which to which.
+        MixedDevicesError: The arrays belong to several backends; names the first that differs.
         TypeError: One of them is not an array.
     """
     found = kernels(function, x)
@@ -119,7 +119,7 @@ def sizes(function: str, name: str, value: Any, count: int, *, least: int = 1) -
     Raises:
         ValueError: There are too many, too few, or one is too small.
     """
-    if type(value) is int and value >= least:  # as nearly always
+    if type(value) is int and value >= least:  # the usual case
         return (value,) * count
     if isinstance(value, int):
         found: tuple[int, ...] = (value,) * count

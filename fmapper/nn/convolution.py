@@ -25,7 +25,7 @@ def conv1d(
         stride: Step of the window.
         padding: As for `conv2d`.
         dilation: Step between the elements of the window.
-        groups: How many blocks of channels do not see each other.
+        groups: The number of groups of channels that are convolved separately.
     """
     return _conv("conv1d", 1, x, weight, bias, stride, padding, dilation, groups)
 
@@ -50,7 +50,7 @@ def conv2d(
             dimension, "valid" for none, or "same" for as many as keep the size at stride 1 (the odd
             one after).
         dilation: Step between the elements of the window.
-        groups: How many blocks of channels do not see each other.
+        groups: The number of groups of channels that are convolved separately.
 
     Returns:
         Of shape (batch, out, new height, new width), without batch if x has none.
@@ -83,7 +83,7 @@ def conv3d(
         stride: Step of the window.
         padding: As for `conv2d`.
         dilation: Step between the elements of the window.
-        groups: How many blocks of channels do not see each other.
+        groups: The number of groups of channels that are convolved separately.
     """
     return _conv("conv3d", 3, x, weight, bias, stride, padding, dilation, groups)
 
@@ -166,7 +166,7 @@ def conv_transpose2d(
         padding: Padding of that convolution: an integer, or one per dimension.
         output_padding: The size to add at the end of each dimension, because a convolution
             with a stride drops the remainder of the size.
-        groups: How many blocks of channels do not see each other.
+        groups: The number of groups of channels that are convolved separately.
         dilation: Step between the elements of the window.
 
     Returns:

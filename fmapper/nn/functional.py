@@ -76,4 +76,4 @@ __all__ = [
     "softplus",
 ]
 
-load_new()  # a compiler that traces a first call cannot trace how adapters are found
+load_new()  # torch.compile cannot trace the discovery of adapters

@@ -51,7 +51,7 @@ def embedding(x: Any, weight: Any) -> Any:
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = None) -> Any:
-    """Returns ones at the indices, zeros elsewhere.
+    """Returns one-hot vectors: one at each index, zero elsewhere.
 
     Args:
         x: Indices, integers of any shape.

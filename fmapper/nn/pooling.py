@@ -19,7 +19,8 @@ def max_pool2d(x: Any, kernel_size: Ints, stride: Any = None, padding: Ints = 0)
         x: Of shape (batch, channels, height, width) or (channels, height, width).
         kernel_size: The window: an integer, or one per dimension.
         stride: The step of the window; None for the size of the window.
-        padding: The padding around x, of the lowest number: at most half of the window.
+        padding: The padding around x, with the lowest value of its dtype; at most half of the
+            window.
 
     Returns:
         Of shape (batch, channels, new height, new width). Windows that do not fit are left out. The

@@ -1,16 +1,16 @@
-"""Takes objects apart and puts them together; knows no array.
+"""Flattens and rebuilds objects; does not know about arrays.
 
-A class says once what its children are (`functor`), the look-up finds how any class is taken apart
-(`nodes`), and one walk (`fmap`) maps trees with ties and cycles kept. All that fmapper does to a
-model begins with a walk, so this room imports nothing of the others.
+A class declares its children once (`functor`), a lookup finds out how to flatten any class
+(`nodes`), and one walk (`fmap`) maps trees and keeps ties and cycles. Everything that fmapper does
+to a model begins with a walk, so this room does not import the others.
 
-    keypath      where a child sits: `layers[0].weight`
-    nodes        what a walk asks of a class, and the look-up of that, once for each class
-    classes      what a class says of its attributes
-    containers   node types of lists, dicts, tuples and what derives from them
-    functor      `@functor`, `@leaf` and what was declared with them
+    keypath      the place of a child in a tree: `layers[0].weight`
+    nodes        node types, and their lookup, once per class
+    classes      attributes of classes
+    containers   node types of lists, dicts, tuples and their subclasses
+    functor      `@functor`, `@leaf` and their registry
     objects      node types of declared classes
-    walk         going through a tree without rebuilding it
+    walk         iterating over a tree without rebuilding it
     children     one node at a time
     tree_map     the walk that rebuilds
     fmap         `fmap` and its relatives
@@ -21,4 +21,4 @@ from fmapper.tree import nodes
 from fmapper.tree.containers import Builtins
 from fmapper.tree.objects import Declarations
 
-nodes.sources += [Declarations(), Builtins()]  # adapters come after them
+nodes.sources += [Declarations(), Builtins()]  # before the adapters

@@ -1,4 +1,4 @@
-"""Attributes of a class, read without its metaclass or an instance."""
+"""Attributes of classes, read without calling metaclasses and without an instance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 def class_attribute(cls: type, name: str) -> Any:
     """Returns a class attribute without calling descriptors or the metaclass, or None.
 
-    The metaclass is not asked: its `__getattr__` may raise what it likes.
+    The metaclass is not asked, because its `__getattr__` may raise anything.
     """
     return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
 

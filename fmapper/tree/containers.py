@@ -1,4 +1,4 @@
-"""Builtin classes: the node types of containers and what derives from them, and plain leaves."""
+"""Builtin classes: the node types of containers and their subclasses, and plain leaves."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _PLAIN_LEAVES = frozenset(
 
 
 class Builtins(Source):
-    """The source for classes that Python has itself."""
+    """The source of node types for Python's builtin classes."""
 
     def kind(self, cls: type) -> NodeType | Kind | None:
-        """Returns what a builtin class is, or one that derives from a container."""
+        """Returns the kind of a builtin class or of a container's subclass; None for others."""
         if cls is type(None) or cls is NoGradient:
             return CHILDLESS
         if cls in ATOMS:
@@ -76,7 +76,7 @@ def _open_tuple(node: Any, keep: Callable[[Any], None]) -> Opened:
 
 
 def _filled_last(cls: type) -> NodeType:
-    """Makes the type of what derives from a list or dict: an empty shell, filled at the end.
+    """Makes the node type of a subclass of list or dict: an empty shell, filled at the end.
 
     Order, default factory, length and attributes are kept; methods of the class are not called.
     """
@@ -111,11 +111,11 @@ def _filled_last(cls: type) -> NodeType:
 
 
 def _tuple_like(cls: type) -> NodeType:
-    """Makes the type of tuple subclasses; a namedtuple has its field names as keys."""
+    """Makes the node type of a tuple subclass; the keys of a namedtuple are its field names."""
     try:
         tuple.__new__(cls)
         make: Callable[[Iterable[Any]], Any] = functools.partial(tuple.__new__, cls)
-    except TypeError:  # made in C (torch.Size, struct sequences): only its own constructor will do
+    except TypeError:  # made in C (torch.Size, struct sequences): needs its own constructor
         make = cls
     hidden = has_class_attribute(cls, "n_sequence_fields")
     fields = attribute_names(cls)

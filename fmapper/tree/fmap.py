@@ -1,4 +1,4 @@
-"""`fmap` and its relatives; how the walk goes says `tree_map`."""
+"""`fmap` and its relatives; `tree_map` has the walk itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Options(TypedDict, total=False):
     prune: Any
 
 
-# What is in a builtin container is what `f` makes; other nodes stay of their class.
+# The type of a builtin container's items is that of `f`'s results; other nodes keep their class.
 # fmt: off
 @overload
 def fmap(f: ArrayMover[New], tree: Array, **options: Unpack[_Options]) -> New: ...

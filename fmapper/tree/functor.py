@@ -26,7 +26,8 @@ class Declaration:
         rebuild: `(node, new_children) -> new node`, or None for the default rebuild.
         leaf: True for `@leaf`: `f` gets the whole object.
         trainable: The names of the children that training changes, or None for all.
-        static: The names of the children that are settings to the pytree registries of others.
+        static: The names of the children that the pytree registries of frameworks treat as
+            settings.
         repr: Whether instances print as a tree.
     """
 
@@ -78,7 +79,7 @@ def functor(
 
     Works bare, with arguments, and as a call on a class that is not yours. Subclasses inherit the
     declaration and may make their own. The default rebuild makes a new instance without calling
-    `__init__` or `__post_init__` and carries over by reference what is not a child; values that
+    `__init__` or `__post_init__` and carries over everything else by reference; values that
     `functools.cached_property` keeps are dropped, because they were computed from the old children.
 
     Args:
@@ -89,10 +90,10 @@ def functor(
         rebuild: `(node, new_children) -> new node`, where `new_children` maps names to children. It
             must not change its arguments, and the new node must hold the children it was given.
         trainable: Names of the children that training changes; see `trainables`. None: all of them.
-            It says nothing to walks and moves.
-        static: Names of children that are settings to the pytree registries of JAX, torch and
-            optree, whatever they hold: a compiled program is made anew for other ones. Numbers and
-            strings are, without being named. It says nothing to walks and moves.
+            Walks and moves ignore it.
+        static: Names of children that the pytree registries of JAX, torch and optree treat as
+            settings, whatever they hold: a program is compiled again for other values. Numbers and
+            strings are always settings. Walks and moves ignore it.
         repr: Whether instances print as `fmapper.summary` shows them, in notebooks, too: as a tree
             with shapes, dtypes and devices, ties marked, like items folded, cut after 40 lines.
 
@@ -145,13 +146,13 @@ def functor(
 
 
 def _summary(node: Any) -> Any:
-    from fmapper import summary  # a user's function: it is not there yet when this file loads
+    from fmapper import summary  # not defined yet when this module loads
 
     return summary(node, max_rows=40)
 
 
 def leaf(cls: C, /) -> C:
-    """Declares a class as a leaf: a walk gives its instances to `f` whole and never enters them.
+    """Declares a class as a leaf: a walk passes its instances to `f` whole and never enters them.
 
     Raises:
         DeclarationError: The class has a declaration of its own already.
@@ -273,7 +274,7 @@ def _do_the_same(a: Any, b: Any) -> bool:
 
 
 def _function_contents(function: FunctionType) -> list[Any]:
-    """Returns defaults and closure of a function: plain values by repr, others by id."""
+    """Returns the defaults and closure of a function: plain values as repr, others as id."""
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     cells = []
     for cell in function.__closure__ or ():
@@ -305,7 +306,7 @@ _HEAP_TYPE = 1 << 9
 
 
 def _watch_subclasses(cls: type) -> None:
-    """Tells of every subclass of `cls`; its `__init_subclass__` is kept."""
+    """Announces every new subclass of `cls`; its `__init_subclass__` is kept."""
     original = cls.__dict__.get("__init_subclass__")
 
     def __init_subclass__(sub: type, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Key paths: where a child sits in a tree, printed and parsed."""
+"""Key paths: the place of a child in a tree, printed and parsed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _TOKEN = re.compile(
 
 
 class BoxKey(str):
-    """The key of what a box holds, where the box is not a level of its own to its users.
+    """The key of a box's content, where users do not think of the box as a level of its own.
 
-    A `flax.nnx.Param` is a box: its array is at `layers[0].kernel.value`, and is looked up and
-    printed so; `state` leaves the key out and calls the array `layers.0.kernel`.
+    A `flax.nnx.Param` is a box: its array is looked up and printed as `layers[0].kernel.value`, but
+    `state` leaves out the key and names the array `layers.0.kernel`.
 
     Examples:
         >>> BoxKey("value") == "value"
@@ -157,11 +157,11 @@ def format_keys(keys: Iterable[object], *, root: str = "model") -> str:
 
 
 def name_of(place: Link | KeyPath) -> str:
-    """Returns the dotted name of a place in a state, without the keys of boxes."""
+    """Returns the dotted name of a path in a state, without the keys of boxes."""
     keys = (place if isinstance(place, KeyPath) else KeyPath.from_link(place)).keys
     return ".".join([str(key) for key in keys if type(key) is not BoxKey])
 
 
 def format_link(link: Link) -> str:
-    """Prints the path that a link stands for, from `model` on."""
+    """Prints the path of a link, beginning with `model`."""
     return format_keys(KeyPath.from_link(link))

@@ -1,4 +1,4 @@
-"""Node types, and the look-up that finds that of a class, once, from whoever knows the class."""
+"""Node types, and their lookup, once per class, in the sources of node types."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ class NoGradient:
         return "no_gradient"
 
     def __reduce__(self) -> str:
-        return "no_gradient"  # the one object again, also for copy.copy and pickle
+        return "no_gradient"  # the same object again, also for copy.copy and pickle
 
 
 no_gradient = NoGradient()
-"""Stands in a gradient where the model has no array that is trained: a number, a frozen weight.
+"""The gradient of everything that is not trained, such as a number or a frozen weight.
 
 It is a node without children, so that maps over a gradient leave it alone, and `fmap` over a model
-and its gradient keeps the leaf of the model there. Only the tables of a torch module, which take
-nothing but tensors, have None in its place.
+and its gradient keeps the leaf of the model there. Only a torch module has None instead, because it
+holds nothing but tensors.
 """
 
 # --- what a walk keeps ---------------------------------------------------------------------------
 
 
 class Kept(list[Any]):
-    """Objects that must outlive a walk, and what is left to do at its end.
+    """Objects that must outlive a walk, and tasks to run at its end.
 
     Attributes:
-        at_end: Called with a function that gives what an object of the tree has become, and the
-            object itself if it was not in the tree.
-        memo: The memo of the walk, where it goes by the ids of one tree and began empty.
-        again: The results that the memo gave for another place.
-        alike: By the id of what `like` was given: that, the leaf it replaces, what was made of it.
+        at_end: Tasks; each is called with a function that maps an object of the tree to its new
+            object, and any other object to itself.
+        memo: The memo of the walk, if its keys are the ids of one tree and it began empty.
+        again: The results that the memo returned for further places.
+        alike: By the id of the `new` passed to `like`: `new`, the leaf `old`, and the result.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Kept(list[Any]):
 
 
 walking: ContextVar[Kept | None] = ContextVar("fmapper_walking", default=None)
-"""What the walk of a user's own that is under way keeps; its nodes are rebuilt one by one."""
+"""The `Kept` of a user's walk in progress, whose nodes are rebuilt one by one."""
 
 
 def at_end(keep: Callable[[Any], None], todo: Callable[[Callable[[Any], Any]], None]) -> None:
@@ -85,16 +85,15 @@ def at_end(keep: Callable[[Any], None], todo: Callable[[Callable[[Any], Any]], N
 
 
 def like(keep: Callable[[Any], None], new: Any, old: Any, make: Callable[[Any, Any], Any]) -> Any:
-    """Returns `make(new, old)`, which then is at every place of the tree where `new` was put.
+    """Returns `make(new, old)`, which replaces `new` throughout the tree.
 
-    For nodes that hold only leaves of a certain class and make such a one of what takes the place
-    of a leaf: torch modules hold parameters.
+    For nodes that wrap every new leaf in a class of their own, as torch modules do with parameters.
     """
     kept = getattr(keep, "__self__", None)
     if not isinstance(kept, Kept):
         return make(new, old)
     is_known = kept.memo.get(id(old)) is new
-    if is_known and not kept.again:  # it is nowhere else
+    if is_known and not kept.again:  # it has no other place
         made = kept.memo[id(old)] = make(new, old)
         return made
     _, known, made = kept.alike.get(id(new), (None, None, None))
@@ -112,20 +111,23 @@ Item: TypeAlias = "tuple[Any, Any]"
 Finish: TypeAlias = "Callable[[Any], Any] | None"
 Opened: TypeAlias = "tuple[Any, Iterator[Item], Any, Finish]"
 Opener: TypeAlias = "Callable[[Any, Callable[[Any], None]], Opened]"
-"""`open(node, keep) -> (new, items, slots, finish)`: the new node, or PENDING where it cannot
-exist yet; the (key, child) pairs; where `slots[key] = new child` goes; what makes the new node of
-the full slots, or None where filling them was all. `keep` is handed what must outlive the walk."""
+"""`open(node, keep) -> (new, items, slots, finish)`.
+
+The new node, or PENDING if it cannot exist yet; the (key, child) pairs; the dict or list that
+receives `slots[key] = new child`; a function that makes the new node from the filled slots, or None
+if filling them completes it. `keep` is called with objects that must outlive the walk.
+"""
 
 
 class NodeType:
     """The functions that flatten and rebuild instances of a class.
 
-    The attributes with defaults are for others: see the node types of `fmapper.backends`.
+    Other rooms use the attributes with defaults: see the node types of `fmapper.backends`.
 
     Args:
         open: See `Opener`.
         items: `node -> [(key, child)]`, in order.
-        plain: What `fmapstructure` puts in its place: dict, list or tuple.
+        plain: The class that `fmapstructure` uses instead: dict, list or tuple.
     """
 
     carried: Callable[[Any], Iterable[Item]] | None = None
@@ -184,17 +186,17 @@ def opener(
     return open
 
 
-# --- the look-up ---------------------------------------------------------------------------------
+# --- the lookup ---------------------------------------------------------------------------------
 
 
 class Source:
-    """A source of node types, which hears of new classes: declarations, builtins, adapters."""
+    """A source of node types: declarations, builtins, adapters. It is notified of new classes."""
 
     def look(self) -> None:
         """Notices new frameworks and registrations; called before every walk."""
 
     def kind(self, cls: type) -> NodeType | Kind | None:
-        """Returns the node type of a class, or its kind of leaf; None for a class not known."""
+        """Returns the node type of a class, or its kind of leaf; None for an unknown class."""
         return None
 
     def node_type(self, cls: type) -> NodeType | None:
@@ -206,29 +208,29 @@ class Source:
         return None
 
     def meet(self, cls: type) -> None:
-        """Enters a class of nodes into the registries of others, when a walk first meets it."""
+        """Registers a class of nodes with other registries, when a walk first meets it."""
 
     def hear(self, news: Any) -> None:
-        """Hears of a class that is declared, or derived from a declared one; or of an adapter."""
+        """Takes note of a newly declared class, a subclass of a declared one, or an adapter."""
 
 
 sources: list[Source] = []
-"""Those that are asked, in this order, and that hear the news: the only such list there is."""
+"""All sources, asked and notified in this order."""
 
 kinds: dict[type, NodeType | Kind] = {}
 _caches: list[dict[type, Any]] = [kinds]
 _unknown: list[type] = []
-_generation = [object()]  # another object after every declaration; one assignment, so atomic
+_generation = [object()]  # replaced after every declaration; one assignment, so atomic
 
 
 def make_cache() -> dict[type, Any]:
-    """Returns a dict for what is known of classes, which is emptied whenever that may change."""
+    """Returns a dict for facts about classes, which is emptied whenever these may change."""
     _caches.append({})
     return _caches[-1]
 
 
 def forget() -> None:
-    """Empties all that is known of classes."""
+    """Empties the caches of facts about classes."""
     _generation[0] = object()
     for cache in _caches:
         cache.clear()
@@ -236,7 +238,7 @@ def forget() -> None:
 
 
 def tell(news: Any) -> None:
-    """Spreads the news of a class or an adapter; see `Source.hear`."""
+    """Notifies all sources of a class or an adapter; see `Source.hear`."""
     forget()
     for source in sources:
         source.hear(news)
@@ -246,7 +248,7 @@ def sync() -> None:
     """Notices new frameworks and classes; every public call begins with it."""
     for source in sources:
         source.look()
-    while _unknown:  # somebody may know these classes by now
+    while _unknown:  # a source may know these classes by now
         try:
             kinds.pop(_unknown.pop(), None)
         except IndexError:  # emptied by another thread
@@ -256,9 +258,9 @@ def sync() -> None:
 def kind_of(cls: type) -> NodeType | Kind:
     """Returns the node type of a class, or its kind of leaf; looked up once per class.
 
-    What was found is forgotten if a declaration came in between. Without that, a class that another
-    thread declares during its look-up would be found in the registry of JAX, where its declaration
-    has just entered it, and be taken for a class of JAX.
+    The result is discarded if a class was declared meanwhile. Otherwise a class that another thread
+    declares during the lookup would be found in JAX's registry, where its declaration has just put
+    it, and be mistaken for a class of JAX.
     """
     found = kinds.get(cls)
     while found is None:

@@ -1,4 +1,4 @@
-"""Node types of declared classes: attributes as children, with the default rebuild or its own."""
+"""Node types of declared classes: attributes as children, with the default or a custom rebuild."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from fmapper.tree.nodes import (
     own_type_of,
 )
 
-_NO_CHILDREN = ("__orig_class__",)  # what typing.Generic leaves on instances; carried over
+_NO_CHILDREN = ("__orig_class__",)  # set on instances by typing.Generic; carried over
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
 
 
 class Declarations(Source):
-    """The source for classes that are declared, or derive from one that is."""
+    """The source of node types for declared classes and their subclasses."""
 
     def kind(self, cls: type) -> NodeType | Kind | None:
-        """Returns what a class was declared to be."""
+        """Returns the declared node type or kind of a class; None without a declaration."""
         declaration = declaration_of(cls)
         if declaration is None:
             return None
@@ -51,7 +51,7 @@ class Declarations(Source):
 
 
 def functor_type(cls: type, declaration: Declaration) -> NodeType:
-    """Returns the node type of a class by its declaration."""
+    """Makes the node type of a class from its declaration."""
     names = declaration.children
     slots, cached = slot_names(cls), cached_names(cls)
     if names is None:
@@ -75,7 +75,7 @@ def cached_names(cls: type) -> tuple[str, ...]:
         for name, value in base.__dict__.items()
         if isinstance(value, functools.cached_property)
     ]
-    for base in cls.__mro__:  # attrs turns those of a class with slots into slots
+    for base in cls.__mro__:  # attrs turns the cached properties of a class with slots into slots
         if "__attrs_attrs__" in base.__dict__:
             fields = {field.name for field in base.__dict__["__attrs_attrs__"]}
             names += [name for name in base.__dict__.get("__slots__", ()) if name not in fields]
@@ -156,7 +156,7 @@ def _open_named(
     cached: tuple[str, ...],
     read: Callable[[Any], dict[str, Any]],
 ) -> Opener:
-    """Makes an opener for named children in `vars(node)`, by code for the class."""
+    """Makes an opener for named children in `vars(node)`, with code generated for the class."""
     pairs = "".join(f"({name!r}, state[{name!r}])," for name in names)
     drops = "".join(f"\n    slots.pop({name!r}, None)" for name in cached)
     source = f"""
@@ -184,7 +184,7 @@ def _open_any(
     cached: tuple[str, ...],
     read: Callable[[Any], dict[str, Any]],
 ) -> Opener:
-    """Makes an opener for slots, properties and mixtures, which fills the shell at the end."""
+    """Makes an opener for slots, properties or a mixture, which fills the shell at the end."""
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
         found = read(node)
@@ -245,7 +245,7 @@ def _custom(
             raise RebuildError(f"{what} forgot a child: {error.args[0]}") from error
         for key, child in new_children.items():
             if key in found and found[key] is not again[key]:
-                continue  # the class makes this child anew each time it is read
+                continue  # the class makes a new child on each access
             if key not in found or not _same(found[key], child):
                 got = _a(found[key]) if key in found else "nothing"
                 raise RebuildError(

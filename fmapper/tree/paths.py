@@ -20,10 +20,10 @@ def get_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> Any:
     Args:
         tree: Anything.
         path: A `KeyPath`, a list or tuple of keys, or a string in the printed form of a path, with
-            or without the `model` that it begins with in messages.
+            or without the leading `model` that messages print.
 
     Raises:
-        PathError: Nothing is there; the message names the keys that are.
+        PathError: The path does not exist; the message lists the keys that do.
 
     Examples:
         >>> import fmapper
@@ -52,12 +52,12 @@ def has_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> bool:
 
 @short_traceback
 def set_path(tree: T, path: KeyPath | str | Iterable[Any], value: Any) -> T:
-    """Returns a new tree with `value` at a key path; the rest is shared with `tree`, which stays.
+    """Returns a new tree with `value` at a key path; it shares the rest with the unchanged `tree`.
 
     Only this path changes: an object that is tied to other places keeps its old value there.
 
     Raises:
-        PathError: Nothing is at the path yet.
+        PathError: The path does not exist.
 
     Examples:
         >>> import fmapper
@@ -78,13 +78,13 @@ def set_path(tree: T, path: KeyPath | str | Iterable[Any], value: Any) -> T:
 
 
 def as_path(path: KeyPath | str | Iterable[Any], tree: Any) -> KeyPath:
-    """Parses what a user gives as a path: a KeyPath, a printed path, or a sequence of keys."""
+    """Parses a user's path: a KeyPath, a printed path, or a sequence of keys."""
     if isinstance(path, KeyPath):
         return path
     if not isinstance(path, str):
         return KeyPath(*path)
     parsed = KeyPath.parse(path)
-    if parsed.keys[:1] == ("model",):  # as errors print it, unless the tree has such a child
+    if parsed.keys[:1] == ("model",):  # errors print it so; kept if the tree has such a child
         node_type = node_type_of(tree)
         if node_type is None or "model" not in node_type.children(tree):
             return parsed[1:]

@@ -1,6 +1,6 @@
 r"""Patterns for paths and names: `layers.{i}.attn.{rest...}`, `encoder[2:5].*norm*`.
 
-In a pattern stand
+Items of a pattern:
 
     *               anything, or nothing; what it matches has no name
     {name}          a part of a key: anything without a dot
@@ -10,9 +10,9 @@ In a pattern stand
     [3]  [2:5]      an index, and a slice of a list: `layers[3].w` is `layers.3.w`
     ['a.b']         a key verbatim
 
-and a backslash before a brace, bracket or star that is meant. A capture that stands twice matches
-the same text twice. No place of a text is looked at twice by one item of a pattern, so the time is
-bounded by the product of their lengths.
+A backslash escapes a brace, bracket or star. A capture that occurs twice matches the same text
+twice. Each item of a pattern looks at each position of a text once, so the time is bounded by the
+product of their lengths.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _LONGEST = 4096  # characters of a pattern; a name may have 1024
 _NO_END: Final = 1 << 62
 
 Positions: TypeAlias = "frozenset[_Position]"
-_Position: TypeAlias = tuple[int, int]  # an item, and how many of its characters have been read
-_State: TypeAlias = tuple[_Position, int]  # with a place in the text
+_Position: TypeAlias = tuple[int, int]  # an item, and how many of its characters are read
+_State: TypeAlias = tuple[_Position, int]  # a position of the pattern, and one in the text
 
 
 class _Key(str):
@@ -56,7 +56,7 @@ class Capture:
         name: Its name; empty for `*` and slices.
         many: Whether the text may have dots.
         words: The texts that are allowed; any if empty.
-        numbers: The first and last number that is allowed, if numbers are.
+        numbers: The first and last allowed number; None if any text is allowed.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Capture:
         return not self.name and self.numbers is not None
 
     def stops(self, text: str, at: int) -> Iterator[int]:
-        """Yields where a word or number that begins at a place may end, the last first."""
+        """Yields the possible ends of a word or number that begins at `at`, the last first."""
         if self.words:
             ends = {at + len(word) for word in self.words if text.startswith(word, at)}
             yield from sorted(ends, reverse=True)
@@ -94,7 +94,7 @@ class Pattern:
 
     Args:
         text: The pattern.
-        error: The class of the error for a text that is none.
+        error: The class of the error for an invalid pattern.
 
     Examples:
         >>> Pattern("layers.{i}.{rest...}").match("layers.3.attn.q.weight")
@@ -136,8 +136,8 @@ class Pattern:
     def match(self, name: str) -> dict[str, str] | None:
         """Returns the captures of a name; None if it does not match as a whole.
 
-        Of several ways to match, the one is taken where the first capture is shortest, then the
-        second, and so on.
+        Of several matches, the one with the shortest first capture wins, then the one with the
+        shortest second capture, and so on.
         """
         if not self.captures:
             return {} if name == self.format({}) else None
@@ -174,7 +174,7 @@ class Pattern:
 
     @functools.cached_property
     def start(self) -> Positions:
-        """The positions of a pattern that has read nothing."""
+        """The positions of a pattern before any key."""
         return self.after(frozenset({(0, 0)}), "")
 
     def after(self, positions: Positions, text: str) -> Positions:
@@ -184,7 +184,7 @@ class Pattern:
         return frozenset(position for position, at in reached if at == len(text))
 
     def accepts(self, positions: Positions) -> bool:
-        """Returns whether what has been read matches."""
+        """Returns whether the keys that have been read match."""
         return (len(self.items), 0) in positions
 
     def _read(
@@ -194,9 +194,10 @@ class Pattern:
         before: dict[_State, _State | None],
         by_key: bool = False,
     ) -> Iterator[_State]:
-        """Yields the states that are reached, depth first, and records the one before each.
+        """Yields the reachable states, depth first, and records the predecessor of each.
 
-        With `by_key` the text goes on later, in which case an item may end there in its middle.
+        With `by_key` more text may follow, so that an item may be unfinished at the end of this
+        one.
         """
         todo: list[tuple[_State, _State | None]] = [(state, None) for state in starts]
         while todo:
@@ -207,7 +208,7 @@ class Pattern:
                 todo += [(new, state) for new in self._steps(text, by_key, *state)]
 
     def _steps(self, text: str, by_key: bool, position: _Position, at: int) -> Iterator[_State]:
-        """Yields the states after one, those that take the longest text first."""
+        """Yields the successors of a state, those that take the longest text first."""
         i, read = position
         item = self.items[i] if i < len(self.items) else None
         if isinstance(item, str):
@@ -304,6 +305,6 @@ def pattern(text: str) -> Pattern:
     """Parses a pattern of a rule for checkpoints.
 
     Raises:
-        CheckpointError: It is none.
+        CheckpointError: The text is not a pattern.
     """
     return Pattern(text)

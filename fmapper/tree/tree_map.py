@@ -1,11 +1,11 @@
-"""The walk that rebuilds a tree around what a function makes of its leaves.
+"""The walk that rebuilds a tree around the results of a function for its leaves.
 
-One loop, `TreeMap._run`, goes through the tree depth first on a stack of its own. What it meets is
+One loop, `TreeMap._run`, goes through the tree depth first on a stack of its own. It meets
 
-* something it has met before, which a memo knows by its id: the result is the same object again,
-* a leaf, which `f` gets,
-* or a node. Its opener (`nodes.Opener`) gives a new, empty node, the children, and slots for what
-  they become. The loop goes on with the children and comes back to finish the node.
+* objects that it has met before: the memo has the result by id, so it is the same object again, *
+leaves, which it passes to `f`, * and nodes. An opener (`nodes.Opener`) returns a new, empty node,
+the children, and slots for the new children. The loop goes on with the children and comes back to
+finish the node.
 
 Everything else here is one of three additions: a cursor, where there are paths or several trees; a
 walk of the user's (`walk=`), which takes the place of the loop; and functions that want to see the
@@ -45,18 +45,18 @@ Resolve = Callable[[type], "NodeType | Kind"]
 
 
 class Default(enum.Enum):
-    """The default of an argument that was not given."""
+    """The default value that marks an omitted argument."""
 
     UNSET = "not given"
 
 
 UNSET = Default.UNSET
-_BETWEEN = object()  # the key while no child is looked at: a node is opened or closed
+_BETWEEN = object()  # the key while a node is opened or finished, when there is no current child
 _EMPTY = ()
 
 
 class TreeFunction(Protocol):
-    """An `f` that sees the whole tree before a leaf is mapped: movers are of this kind."""
+    """An `f` that sees the whole tree before any leaf is mapped, such as a mover."""
 
     def __fmap__(
         self, tree: Any, is_leaf: Callable[[Any], bool] | None, cache: dict[Any, Any] | None
@@ -66,8 +66,8 @@ class TreeFunction(Protocol):
         Args:
             tree: The tree that was given to `fmap`.
             is_leaf: As given to `fmap`.
-            cache: What is known beforehand, by id; None where ties are not kept, so that the
-                function is to map all leaves.
+            cache: Results that are known beforehand, by id; None if ties are not kept, in which
+                case the returned function maps all leaves.
         """
         ...
 
@@ -102,10 +102,10 @@ class TreeMap:
         self.resolve = plain_type_of if walk is structural_walk else resolve
         self.with_path = with_path
         self.memo: dict[Any, Any] = {} if memo is None else memo
-        self.known: Mapping[int, Any] | None = None  # results for leaves alone
+        self.known: Mapping[int, Any] | None = None  # results for leaves only
         self.prefilled = memo is not None
         self.kept = Kept()
-        self.raised: BaseException | None = None  # an error that says where it comes from
+        self.raised: BaseException | None = None  # an error that already names the path
 
     def look_first(self, f: TreeFunction, tree: Any) -> None:
         """Lets `f` map the leaves of a tree all at once, before the walk."""
@@ -156,9 +156,9 @@ class TreeMap:
     def _run(self, tree: Any, cursor: _Cursor | None) -> Any:
         """Maps a tree depth first, left to right, on an explicit stack: no depth is too deep.
 
-        An entry of the stack is what an open node will need again: the items that its parent has
-        left, where the parent's results go, its own key there and its identity, how the parent is
-        finished.
+        An entry of the stack holds what is needed once an open node is finished: the remaining
+        items of its parent, the parent's slots, the node's key there and its identity, and the
+        parent's finish.
         """
         f, is_leaf, prune, resolve = self.f, self.is_leaf, self.prune, self.resolve or kind_of
         memo, known, keep = self.memo, self.known, self.kept.append
@@ -208,11 +208,11 @@ class TreeMap:
                             memo[i] = new
                     elif kind is DICT and cursor is None:  # the commonest node, in line
                         if known is not None:
-                            try:  # a flat one, as a state dict is, takes no loop
+                            try:  # a flat node, such as a state dict, takes no loop
                                 new = {k: known[id(x)] for k, x in child.items()}
                                 memo[i] = slots[key] = new
                                 continue
-                            except KeyError:  # no, it has nodes in it
+                            except KeyError:  # it contains nodes
                                 pass
                         stack.append((items, slots, key, i, finish))
                         source = child.copy()
@@ -263,10 +263,10 @@ class TreeMap:
             return self._recurse(*(KeyPath(),) * self.with_path, tree, *rest)
         finally:
             walking.reset(token)
-            self.raised = None  # it refers to this, by its traceback
+            self.raised = None  # its traceback refers to this object
 
     def _recurse(self, *args: Any) -> Any:
-        """Maps what the user's walk asks for, on Python's stack."""
+        """Maps a child for the user's walk, on Python's stack."""
         self.kept.append(args)
         at = int(self.with_path)
         node, others = args[at], args[at + 1 :]
@@ -296,7 +296,7 @@ class TreeMap:
                 without = any(other is no_gradient for other in others)
                 result = node if without else self.f(*args)
         except BaseException as error:
-            if is_open:  # the walk above may catch the error and come back
+            if is_open:  # the user's walk may catch the error and continue
                 del memo[i]
             if error is not self.raised or getattr(error, "placed", None) is False:
                 say_where(error, args[0].keys if at else self._find(node))
@@ -391,7 +391,7 @@ def _cycle(child: Any, stack: list[tuple[Any, ...]], key: Any, i: Any) -> CycleE
 def refill(tree: Any, memo: dict[Any, Any], f: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
     """Replaces the objects of a tree whose ids are in the memo.
 
-    The memo knows then what each node has become.
+    Afterwards the memo also maps each node to its new node.
     """
     return TreeMap(f, memo=memo)(tree)
 
@@ -431,7 +431,7 @@ def collecting_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> list[
 
 
 class _Collected(list[Any]):
-    """The list that a collecting walk makes, which is never what `f` returned."""
+    """The list of a collecting walk, distinguishable from any result of `f`."""
 
 
 def _recurse_into(

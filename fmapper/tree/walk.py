@@ -1,4 +1,4 @@
-"""Going through a tree without rebuilding it, and the words for where in it something is wrong."""
+"""Iterates over trees without rebuilding them; adds paths to errors."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def walk(
 
     Args:
         tree: Anything.
-        once: Each object once for each state in which it is reached, and no way back up; else
-            every place, and cycles are an error.
+        once: Yield each object once for each state in which it is reached, and follow no cycles;
+            otherwise yield it at every place, and raise for cycles.
         is_leaf: Nodes for which it is true are leaves too.
-        state: That of the tree.
-        down: `down(state, node, key, child)` gives the state of a child, something hashable, from
-            that of its node; None where all have the same.
-        enter: `enter(value, kind)` gives the (key, child) pairs of what is gone into, None for a
-            leaf; None for those of nodes.
+        state: The state of the tree itself.
+        down: `down(state, node, key, child)` returns the state of a child, which is hashable, from
+            that of its node; None if all have the same state.
+        enter: `enter(value, kind)` returns the (key, child) pairs of an object to enter, None for a
+            leaf. By default nodes are entered.
         known: With `once`: ids that count as seen already.
     """
     look, look_up = kinds.get, kind_of
@@ -101,16 +101,16 @@ def visit(
     once: bool = False,
     known: Container[int] = (),
 ) -> Iterator[tuple[Link, Any, NodeType | Kind | None]]:
-    """Yields what `walk` does but the state, and by default at every place."""
+    """Yields like `walk`, without the state, and by default at every place."""
     for link, value, kind, _ in walk(tree, once=once, is_leaf=is_leaf, known=known):
         yield link, value, kind
 
 
-# --- what goes wrong ----------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 def say_where(error: BaseException, keys: Sequence[object]) -> None:
-    """Adds the path to an error: to the message of our own, as a note to others."""
+    """Adds the path to an error: to the message of an fmapper error, as a note to others."""
     if isinstance(error, FmapperError):
         placed, error.placed = error.placed, None
         if placed:
@@ -136,9 +136,9 @@ def match_children(node: Any, have: Mapping[Any, Any], other: Any) -> dict[Any, 
     """Returns the children of `other`, which must have the keys that `node` has.
 
     Raises:
-        StructureMismatchError: It has others; the walk that sees the error adds the path.
+        StructureMismatchError: The keys differ; the walk adds the path to the error.
     """
-    if node is no_gradient:  # whatever the others have there
+    if node is no_gradient:  # whatever the other trees have there
         return {}
     kind = kind_of(type(other))
     if isinstance(kind, NodeType):
