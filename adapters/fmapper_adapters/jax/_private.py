@@ -37,7 +37,7 @@ def wait_for_message(client: Any, key: str, milliseconds: int) -> bytes:
 
 
 def key_kind(dtype: Any) -> Any:
-    """Returns the generator of a dtype of PRNG keys, with its `name` and its `key_shape`."""
+    """Returns the generator of a dtype of PRNG keys, which has a `name` and a `key_shape`."""
     return dtype._impl
 
 
@@ -49,13 +49,13 @@ def size_of_axis(name: Any) -> Any:
 
 @contextlib.contextmanager
 def change_casts(change: Callable[[Any], Any]) -> Iterator[None]:
-    """Has casts give other dtypes within the block, but for those inside of `jax.random`.
+    """Changes the dtypes that casts produce within the block, except inside `jax.random`.
 
-    These compute beside constants of the dtype that is asked for. Linen calls them for the shapes
-    of its parameters.
+    Functions of `jax.random` combine their results with constants of the requested dtype. Linen
+    calls them for the shapes of its parameters.
 
     Args:
-        change: Returns the dtype to cast to for the one that is asked for.
+        change: Maps a requested dtype to the one to cast to.
     """
     original = lax._convert_element_type
     drawing = 0

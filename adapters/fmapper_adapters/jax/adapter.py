@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fmapper.generation import Decoding, Generation
     from fmapper.programs import Lowering, Program
 
-# What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
+# The dtypes that JAX uses in place of 64-bit ones unless jax_enable_x64 is set.
 _NARROWED = {
     "float64": "float32",
     "int64": "int32",
@@ -83,11 +83,11 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         return importlib.import_module("fmapper_adapters.jax.compute.random")
 
     def is_array_type(self, cls: type) -> bool:
-        """Returns whether a class is of arrays, PRNG keys, tracers or shapes."""
+        """Returns whether instances of a class are arrays, PRNG keys, tracers or shapes."""
         return issubclass(cls, jax.Array | jax.core.Tracer | jax.ShapeDtypeStruct | PackedArray)
 
     def device(self, array: Any) -> Device:
-        """Returns the device of an array: all by id if several; the default for tracers."""
+        """Returns the device of an array: all ids if there are several, the default for tracers."""
         array = blocks_of(array)
         if isinstance(array, jax.core.Tracer):
             return _devices.device_of(_default())
@@ -110,7 +110,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         return list(map(_devices.device_of, _devices.local()))
 
     def known_devices(self) -> Sequence[Device]:
-        """Returns the devices if JAX is initialised, which would take most memory of a GPU."""
+        """Returns the devices if JAX is initialised: initialising it would reserve GPU memory."""
         return list(map(_devices.device_of, _devices.started_devices()))
 
     def may_have_gpu(self) -> bool:
@@ -118,7 +118,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         return _devices.may_have_accelerator()
 
     def as_device(self, device: Any) -> Device | None:
-        """Returns a `jax.Device`, or one of its memories as a `SingleDeviceSharding` has it."""
+        """Converts a `jax.Device`, or a `SingleDeviceSharding` with its memory."""
         if isinstance(device, jax.sharding.SingleDeviceSharding):
             (own,) = device.device_set
             memory = None if device.memory_kind is None else device.memory_kind
@@ -148,7 +148,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
     def find_device(self, kind: str, index: int | None) -> Device:
         """Finds a device; without an index, the default one if it is of that kind.
 
-        `meta` is everywhere.
+        `meta` always exists.
         """
         if kind == "meta":
             return _META
@@ -160,7 +160,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         return super().find_device(kind, index)
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """Returns name and memory by XLA: the part of a GPU that JAX may use, and the free part."""
+        """Returns name and memory as XLA reports it: what JAX may use, and what is free."""
         if device.kind == "cpu" or not isinstance(device.index, int):
             return super().device_info(device)
         return DeviceInfo(device, *_devices.about(_devices.find(device)))
@@ -187,7 +187,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
     ) -> Iterator[Any]:
         """Moves all arrays with one `device_put`; copies on the same device if asked to.
 
-        An accelerator may run out of memory later than JAX returns, so each is waited for there.
+        An accelerator may run out of memory after JAX has returned, so arrays there are waited for.
         """
         if device.kind == "meta":
             yield from (_shape_only(array.shape, array.dtype) for array in arrays)
@@ -201,7 +201,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         target, arrays = _devices.place(device), [*map(in_order, arrays)]
         try:
             moved = jax.device_put(list(arrays), target)
-        except (RuntimeError, ValueError, TypeError):  # one by one: which is it?
+        except (RuntimeError, ValueError, TypeError):  # one by one, to find the one that fails
             moved = (jax.device_put(array, target) for array in arrays)
         yield from map(host.wait_for, moved) if device.is_accelerator else moved
 
@@ -286,7 +286,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
             return map(host.wait_for, map(put, exchange.data))
         if (
             device.is_accelerator
-        ):  # the host memory belongs to others and must have been read by then
+        ):  # the host memory belongs to the caller and must have been read on return
             return map(host.wait_for, new)
         return new
 
@@ -298,7 +298,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         """Returns the dtype, or its 32-bit half without jax_enable_x64; None if JAX lacks it."""
         if dtype in _NARROWED:
             return dtype if jax.dtypes.canonicalize_dtype(dtype) == dtype else _NARROWED[dtype]
-        known = hasattr(jnp, dtype) and not dtype.startswith("float6")  # XLA holds none of those
+        known = hasattr(jnp, dtype) and not dtype.startswith("float6")  # XLA lacks them
         return dtype if known or dtype == "bool" else None
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
@@ -335,7 +335,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         jax.block_until_ready(results)  # type: ignore[no-untyped-call]
 
     def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
-        """Counts in the jaxpr; nothing is computed."""
+        """Counts the operations of the jaxpr without computing them."""
         from fmapper_adapters.jax import profile
 
         return profile.count(call, model, inputs)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fmapper.backends import Counts
 
-# They give the memory another shape, or nothing at all.
+# They only reinterpret memory, or do nothing.
 _FREE = {
     "bitcast_convert_type",
     "expand_dims",
@@ -20,7 +20,7 @@ _FREE = {
     "stop_gradient",
     "transpose",  # products and convolutions take any layout, loops read any
 }
-# A kernel, or several, of their own: a library's, or one that nothing is fused into.
+# They take one or several kernels: a library's, or one that nothing is fused into.
 _ALONE = {
     "all_gather", "all_to_all", "approx_top_k", "cholesky", "conv_general_dilated", "cumlogsumexp",
     "cummax", "cummin", "cumprod", "cumsum", "custom_call", "dot_general", "eig", "eigh", "fft",
@@ -30,7 +30,7 @@ _ALONE = {
     "scatter_min", "scatter_mul", "schur", "select_and_scatter_add", "sort", "svd", "threefry2x32",
     "top_k", "triangular_solve", "tridiagonal", "tridiagonal_solve",
 }  # fmt: skip
-# What comes before is fused into them, what comes after is not.
+# Operations before them are fused into them, operations after them are not.
 _REDUCING = {
     "argmax", "argmin", "reduce", "reduce_and", "reduce_max", "reduce_min", "reduce_or",
     "reduce_precision", "reduce_prod", "reduce_sum", "reduce_window", "reduce_window_max",
@@ -98,7 +98,7 @@ def _program(jaxpr: Any) -> _Tally:
     tally = _Tally()
     outs = flat.inline(jaxpr, [flat.number(var) for var in (*jaxpr.constvars, *jaxpr.invars)])
     makers = {out: operation for operation in flat.operations for out in operation.outputs}
-    read = set(outs)  # what must lie in memory
+    read = set(outs)  # values that must be in memory
     for operation in flat.operations:
         if not operation.fuses and operation.name not in _REDUCING:
             read.update(operation.inputs)

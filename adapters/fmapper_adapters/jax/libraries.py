@@ -150,7 +150,7 @@ class JaxModels(Models):
 
     def recorder(self, recording: Recording) -> Recorder:
         """Returns the recorder for arrays of JAX."""
-        from fmapper_adapters.jax.arrays.recording import JaxRecorder  # few record
+        from fmapper_adapters.jax.arrays.recording import JaxRecorder  # rarely needed
 
         return JaxRecorder(recording)
 
@@ -161,12 +161,12 @@ class JaxModels(Models):
         return table.lowers_whole(lowerings)
 
     def has_training(self, model: Any, args: Args, kwargs: Kwargs) -> bool:
-        """Returns whether the model has a training mode, in its parts or as an argument."""
+        """Returns whether a submodule or an argument of the model has a training mode."""
         found: bool = self.sources().has_training(model, args, kwargs)
         return found
 
     def modes(self, model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, bool]:
-        """Returns whether the parts and the arguments of a call ask for training."""
+        """Returns the mode of each submodule and mode argument: True for training."""
         found: Mapping[str, bool] = self.sources().modes(model, args, kwargs)
         return found
 
@@ -271,7 +271,7 @@ class JaxModels(Models):
     def trial(
         self, model: Any, args: Args, kwargs: Kwargs, *, train: bool | None, parts: bool = False
     ) -> Trial:
-        """Returns the function of the model's arrays, to be called and trained."""
+        """Returns the model as a function of its arrays, to be called and trained."""
         from fmapper_adapters.jax.trials import trial as _trial
 
         keys = self.keys(model, train=train)

@@ -13,15 +13,14 @@ from fmapper.backends import Observation
 from fmapper_adapters.jax.record import parts
 from fmapper_adapters.jax.record.equations import custom_derivatives, plain, primitives
 
-# Operations in a loop: those of longer ones take too long one by one, and only what the loop gives
-# is seen.
+# The most operations to run one by one; of longer loops only the results are shown.
 _MOST = 10_000
 
-Value = tuple[Any, str]  # an array, and the name of the result that it is; empty for none
+Value = tuple[Any, str]  # an array, and the name of its result or ""
 
 
 class _TooLong(Exception):
-    """Raised by a loop with more operations than can be looked at."""
+    """Raised by a loop with too many operations to run one by one."""
 
 
 @dataclass
@@ -29,8 +28,8 @@ class Steps:
     """Evaluates a loop or a branch step by step.
 
     Args:
-        name: The name of its result, which those inside begin with.
-        show: Brings a result into the form in which others see it.
+        name: The name of its result, the prefix of the names inside.
+        show: Converts a result to the form in which it is reported.
 
     Attributes:
         seen: The operations inside, in order.
@@ -45,7 +44,7 @@ class Steps:
     ) -> list[Value] | None:
         """Evaluates the equation, and returns its results with their names.
 
-        None for an equation that is none, or has too many steps.
+        None if the equation is neither a loop nor a branch, or has too many steps.
         """
         if eqn.primitive.name not in ("scan", "while", "cond"):
             return None

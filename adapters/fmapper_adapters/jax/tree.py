@@ -25,7 +25,7 @@ def is_tree_node(cls: type) -> bool:
     known: Any = getattr(tree_util, "is_tree_node", None)
     if known is not None:
         return bool(known(cls))
-    try:  # before JAX 0.10 only objects are told apart, by their types alone
+    try:  # before JAX 0.10 only an object can be asked, whose type alone decides
         empty = next(base for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE == 0)
         shell: Any = empty.__new__(cls)  # type: ignore[call-overload]
     except TypeError:
@@ -52,7 +52,7 @@ def registered_type(cls: type) -> NodeType | None:
     if not is_tree_node(cls) or _is_namedtuple(cls):
         return None
 
-    # what `filter_vmap` and others of Equinox make is named like the module that they wrap
+    # wrappers such as Equinox's `filter_vmap` have the name of the module that they wrap
     inner = _WRAPPED if cls.__module__.startswith("equinox.") else None
 
     def children(node: Any) -> dict[Any, Any]:

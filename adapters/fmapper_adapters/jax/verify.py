@@ -156,7 +156,7 @@ def in_float64(
         own_args, own_kwargs = jax.tree.map(double, (args, dict(kwargs)))
         try:
             return source.call(*arrays, *own_args, **own_kwargs)[0]
-        except TypeError:  # JAX's answer to mixed dtypes where it promotes none
+        except TypeError:  # JAX's error for mixed dtypes without promotion
             return None
 
 
@@ -177,7 +177,7 @@ def _value(arg: Any, env: Mapping[str, Any]) -> Any:
 
 
 def _operands(eqn: Any, operands: list[Any]) -> list[Any]:
-    """Returns the operands of an equation, of which keys are given as words."""
+    """Returns the operands of an equation, keys as their words."""
     given = []
     for var, x in zip(eqn.invars, operands[len(operands) - len(eqn.invars) :], strict=True):
         is_key = hasattr(var.aval, "dtype") and prng_keys.is_key(var.aval)

@@ -1,4 +1,4 @@
-"""New arrays of others by one compiled function, and messages between processes."""
+"""Arrays computed by one compiled function, and messages between processes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _groups = itertools.count()
 
 
 class Computed(Compute):
-    """A part of the adapter: arrays in step."""
+    """The part of the adapter that computes arrays on all devices of a mesh at once."""
 
     def domain(self, array: Any) -> str:
         """Returns the devices of an array on a mesh, in their order.
 
-        None of the CPU in one process: what a device has there the others can read, while XLA may
-        gather whole arrays to divide them otherwise.
+        Returns "" for CPU devices of a single process: these can read each other's shards, whereas
+        XLA may gather whole arrays to reshard them.
         """
         if isinstance(array, PackedArray | jax.ShapeDtypeStruct):
             return ""
@@ -45,7 +45,7 @@ class Computed(Compute):
     def compile_for(
         self, run: Callable[[Sequence[Any]], tuple[list[Any], list[Any]]], like: Sequence[Any]
     ) -> Callable[[Sequence[Any]], tuple[list[Any], list[Any]]]:
-        """Returns the function as XLA compiles it, whose results lie as other arrays do."""
+        """Compiles a function with XLA; its results are sharded like the arrays in `like`."""
         lie = [array.sharding for array in like]
         mesh = lie[0].mesh if isinstance(lie[0], NamedSharding) else None
         everywhere = lie[0] if mesh is None else NamedSharding(mesh, _Spec())
@@ -59,7 +59,7 @@ class Computed(Compute):
 
 
 def _implicit(array: jax.Array) -> Any:
-    """Returns how an array lies, on a mesh that leaves the layouts of results to the compiler."""
+    """Returns the sharding of an array on a mesh where XLA chooses the shardings of results."""
     sharding = array.sharding
     if not isinstance(sharding, NamedSharding):
         return sharding
@@ -70,7 +70,7 @@ def _implicit(array: jax.Array) -> Any:
 def by_coordinator() -> tuple[Callable[[memoryview, int], object], Callable[[int], Any]]:
     """Returns functions that send and receive bytes through the coordinator of `jax.distributed`.
 
-    It is meant for few bytes: arrays on a mesh go by collectives.
+    It is meant for few bytes: arrays on a mesh are sent by collectives.
     """
     client, rank, group = _private.coordinator(), jax.process_index(), next(_groups)
     sent: dict[int, Any] = {}

@@ -20,9 +20,9 @@ _CLOSED = frozenset(
         *("xor", "rem", "sign", "shift_right_arithmetic", "stop_gradient", "copy", "copy_p"),
     )
 )
-# These depend on bits that a byte has in other places.
+# The results of these depend on the positions of bits, which differ in a byte.
 _OTHER = frozenset(("bitcast_convert_type", "population_count", "clz", "shift_right_logical"))
-_LOOPS = frozenset(("scan", "while", "cond"))  # whose bodies are read on their own
+_LOOPS = frozenset(("scan", "while", "cond"))  # their bodies are checked separately
 
 
 def holder(dtype: str) -> str:
@@ -31,7 +31,7 @@ def holder(dtype: str) -> str:
 
 
 def in_bytes(array: Any) -> Any:
-    """Returns an array as it is stored."""
+    """Returns an array as it is stored, integers of few bits as bytes."""
     name = str(array.dtype)
     return array.astype(_HELD_IN[name]) if name in _HELD_IN else array
 
@@ -96,7 +96,7 @@ def _holds_a_function(eqn: Any) -> bool:
 
 
 def _param_in_bytes(value: Any) -> Any:
-    """Replaces such a dtype in a parameter by that of the bytes."""
+    """Replaces a dtype of few bits in a parameter by that of bytes."""
     name = str(value) if isinstance(value, jnp.dtype | type) else ""
     if isinstance(value, type):
         name = str(jnp.dtype(value)) if name else ""

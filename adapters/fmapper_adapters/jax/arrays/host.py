@@ -99,7 +99,7 @@ def take(exchange: Exchange, committed: Any, share: bool) -> Iterator[jax.Array]
 
     The memory may be reused once the last array was yielded.
     """
-    views = []  # or memory would be used again while it is read
+    views = []  # otherwise memory would be reused while it is read
     for at, data in enumerate(exchange.data):
         view = jax.dlpack.from_dlpack(data)
         views.append(view)
@@ -121,7 +121,7 @@ def copy(array: Any) -> Any:
 
 
 def copy_within_memory(array: jax.Array) -> jax.Array:
-    """Copies within a memory other than the default one, which computations leave."""
+    """Copies within a memory other than the default one, where computations put results."""
     new: jax.Array = jax.device_put(array, array.sharding, may_alias=False)
     return new.block_until_ready()
 
@@ -134,7 +134,7 @@ def cast(array: jax.Array, dtype: str) -> jax.Array:
     if not floats or len(devices) > 1 or next(iter(devices)).platform != "cpu":
         return array.astype(target)
     host = np.asarray(array)
-    if host.dtype.itemsize == target.itemsize == 1:  # ml_dtypes does not go straight
+    if host.dtype.itemsize == target.itemsize == 1:  # ml_dtypes has no direct cast
         host = host.astype(np.float32)
     raw = np.empty(host.size * target.itemsize + _ALIGNMENT, np.uint8)
     made = np.ndarray(host.shape, target, raw, -raw.ctypes.data % _ALIGNMENT)
@@ -156,7 +156,7 @@ def has_survived(old: jax.Array, new: jax.Array) -> bool:
 
 
 def in_large_pages(made: Mapping[str, Callable[[], jax.Array]]) -> dict[str, jax.Array]:
-    """Makes arrays of a CPU, one after the other, in one block of memory.
+    """Computes CPU arrays one after the other, and puts them into one block of memory.
 
     NumPy asks Linux for large pages for such a block, which JAX does not do. With pages of 4 KiB, a
     processor looks up so many addresses that it reads weights at two thirds of the rate.
@@ -169,7 +169,7 @@ def in_large_pages(made: Mapping[str, Callable[[], jax.Array]]) -> dict[str, jax
         new = make()
         place = np.ndarray(new.shape, new.dtype, block, start)
         np.copyto(place, new)
-        with jax.default_device(next(iter(new.devices()))):  # or it would leave another than that
+        with jax.default_device(next(iter(new.devices()))):  # JAX shares memory with it alone
             found[name] = jax.device_put(place, new.sharding if new.committed else None)
         start += sizes[name] * _ALIGNMENT
     return found

@@ -1,8 +1,9 @@
-"""Arrays that hold several side by side, each divided among devices by itself.
+"""Arrays that pack several arrays side by side, each divided among devices by itself.
 
-A `NamedSharding` gives a device one contiguous part of each dimension. Where gate and up of a
-perceptron lie in one array, that would be gates alone for half of the devices. A `PackedArray` has
-them block by block: a part of gate and the same part of up, then the next of each.
+A `NamedSharding` gives a device one contiguous part of each dimension. Where the gate and up
+weights of an MLP are packed in one array, half of the devices would hold only gates. A
+`PackedArray` stores them block by block: a part of gate and the same part of up, then the next of
+each.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ _shape_only: Any = jax.ShapeDtypeStruct
 
 
 class PackedArray:
-    """An array whose blocks have a part of each of the arrays that lie side by side in it.
+    """An array in blocks, each with an equal part of every array that is packed in it.
 
-    It is a pytree with one leaf. NumPy and `jax.numpy` take it as the array in its own order; the
-    latter may send parts between devices for that.
+    It is a pytree with one leaf. NumPy and `jax.numpy` read it as the array in its original order;
+    the latter may send parts between devices for that.
 
     Attributes:
-        blocks: The array, block by block: with the blocks as a dimension of its own before `dim`,
-            so that what takes these for the array itself fails.
-        dim: The dimension along which the arrays lie, from the end.
+        blocks: The array block by block, with an extra dimension for the blocks before `dim`, so
+            that code that mistakes it for the array itself fails.
+        dim: The dimension along which the arrays are packed, counted from the end.
         sizes: Their sizes along it.
     """
 
@@ -46,7 +47,7 @@ class PackedArray:
         return PackedArray(blocks, self.dim, self.sizes)
 
     def in_order(self) -> Any:
-        """Returns the array in its own order; inside of a computation, or without one."""
+        """Returns the array in its original order, whether traced or not."""
         if isinstance(self.blocks, jax.ShapeDtypeStruct):
             return _shape_only(self.shape, self.dtype)
 
@@ -62,7 +63,7 @@ class PackedArray:
 
     @property
     def _at(self) -> int:
-        """The dimension of `blocks` that a block has along `dim`."""
+        """The dimension that `blocks` has in addition to the array."""
         return len(self.blocks.shape) + self.dim
 
     @property
@@ -103,11 +104,11 @@ class PackedArray:
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether this process has all of it."""
+        """Whether this process has all shards."""
         return bool(self.blocks.is_fully_addressable)
 
     def devices(self) -> Any:
-        """Returns the devices that have parts of it."""
+        """Returns the devices that have shards of it."""
         return self.blocks.devices()
 
     def is_deleted(self) -> bool:
@@ -148,12 +149,12 @@ tree_util.register_pytree_with_keys(
 
 
 def blocks_of(array: Any) -> Any:
-    """Returns the blocks of a packed array; another array as it is."""
+    """Returns the blocks of a packed array, any other array unchanged."""
     return array.blocks if isinstance(array, PackedArray) else array
 
 
 def in_order(array: Any) -> Any:
-    """Returns a packed array in its own order; another array as it is."""
+    """Returns a packed array in its original order, any other array unchanged."""
     return array.in_order() if isinstance(array, PackedArray) else array
 
 
@@ -162,9 +163,9 @@ def pack(array: Any, dim: int, sizes: tuple[int, ...], count: int) -> PackedArra
 
     Args:
         array: The array, or its shape alone.
-        dim: The dimension along which several lie in it.
+        dim: The dimension along which several arrays are packed in it.
         sizes: Their sizes.
-        count: How many blocks to make, each with an equal part of all of these.
+        count: The number of blocks to make, each with an equal part of every array.
     """
     at = dim % len(array.shape)
     shape = (*array.shape[:at], count, sum(sizes) // count, *array.shape[at + 1 :])
@@ -193,7 +194,7 @@ def interleave(array: Any, dim: int, sizes: Sequence[int], count: int) -> Any:
 
 
 def separate(blocks: Any, dim: int, sizes: Sequence[int], count: int) -> list[Any]:
-    """Returns the arrays that lie block by block in one, without a dimension for the blocks."""
+    """Splits an array in blocks, which have no dimension of their own, into the packed arrays."""
     at, shape = dim % blocks.ndim, blocks.shape
     apart = blocks.reshape(*shape[:at], count, shape[at] // count, *shape[at + 1 :])
     found, end = [], 0
@@ -205,11 +206,11 @@ def separate(blocks: Any, dim: int, sizes: Sequence[int], count: int) -> list[An
 
 
 def boxes_in_order(array: PackedArray, box: Box) -> Iterator[tuple[Box, Box]]:
-    """Yields what a device has of an array: boxes in its own order, and where each is in its part.
+    """Yields the boxes of an array that a device holds, and the place of each in the device's part.
 
     Args:
         array: The array.
-        box: The part of its blocks on the device: some, or all of them, each as a whole.
+        box: The part of `blocks` on the device, which consists of whole blocks.
     """
     at = array.dim % array.ndim
     start, stop = box[at]
@@ -238,7 +239,7 @@ def _by_xla(
     Args:
         function: The function.
         array: The array.
-        lies: Gives the axes of each dimension of the result for those of the array.
+        lies: Maps the mesh axes of each dimension of the array to those of the result.
     """
     sharding: Any = getattr(_typeof(array), "sharding", None) if _typeof is not None else None
     axes = getattr(getattr(sharding, "mesh", None), "explicit_axes", None)

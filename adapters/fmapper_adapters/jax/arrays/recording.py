@@ -1,4 +1,4 @@
-"""Follows operations on JAX arrays without data: they are trace, and the jaxpr is read."""
+"""Follows operations on JAX arrays without data: they are traced, and the jaxpr is read."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _stand_in: Any = Primitive("fmapper_stand_in")
 _stand_in.def_abstract_eval(
     lambda *, number, shape, dtype: jax.core.ShapedArray(shape, np.dtype(dtype))
 )
-_numbers = itertools.count()  # unique, since JAX caches what it has trace
+_numbers = itertools.count()  # unique, since JAX caches what it has traced
 _INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _SAME = {"copy", "copy_p", "device_put", "sharding_constraint", "optimization_barrier", "reshard"}
-# Operations that only move elements: the operands that have them; the others are indices.
+# Operations that only move elements -> the operands with elements; the others are indices.
 _MOVES = {
     "gather": (0,),
     "dynamic_slice": (0,),
@@ -84,7 +84,7 @@ class JaxRecorder(Recorder):
         return _stand_in.bind(number=number, shape=array.shape, dtype=dtype.name)
 
     def lazy(self, array: Any) -> LazyArray | None:
-        """Returns what a tracer stands for, which is seen after the function has run."""
+        """Returns the lazy array that a tracer stands for, once the function has run."""
         if not isinstance(array, jax.core.Tracer):
             return None
         if jnp.issubdtype(array.dtype, jax.dtypes.extended):  # a random key

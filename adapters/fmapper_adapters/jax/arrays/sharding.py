@@ -188,7 +188,7 @@ def named_sharding(mesh: Any, spec: Spec) -> NamedSharding:
 
 
 def count_devices(values: Iterable[Any]) -> int:
-    """Returns among how many devices of a mesh arrays may be divided: 1 without a mesh.
+    """Returns the number of devices of a mesh that may share an array; 1 without a mesh.
 
     Inside of a `shard_map` the axes that it divides by itself do not count.
     """
@@ -203,7 +203,7 @@ def count_devices(values: Iterable[Any]) -> int:
 
 
 def _blocks(shape: Sequence[int], spec: Spec, mesh: Any) -> PackedArray | None:
-    """Returns how a spec packs an array, as a packed one without values; None for others."""
+    """Returns a packed array without values if the spec packs arrays, else None."""
     for at, axes in enumerate(spec):
         if isinstance(axes, PackedAxes):
             count = math.prod(mesh.shape[axis] for axis in axes)
@@ -228,7 +228,7 @@ def _like(new: Any, old: Any) -> Any:
 
 
 def _boxes_of(array: Any, box: Box) -> Iterator[tuple[Box, Box | None]]:
-    """Yields what a device has of an array: boxes, and where each is in its part if packed."""
+    """Yields the boxes of an array that a device holds, with their places in its part if packed."""
     if isinstance(array, PackedArray):
         yield from boxes_in_order(array, box)
     else:
@@ -236,7 +236,7 @@ def _boxes_of(array: Any, box: Box) -> Iterator[tuple[Box, Box | None]]:
 
 
 def _cut(part: Any, where: Box, box: Box) -> Any:
-    """Cuts a box of an array out of the blocks that a device has."""
+    """Cuts a box of an array out of a device's part of it."""
     starts, stops = zip(*where, strict=True)
     return lax.slice(part, starts, stops).reshape([stop - start for start, stop in box])
 

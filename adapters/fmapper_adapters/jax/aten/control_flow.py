@@ -25,7 +25,7 @@ def stop_gradient(x: Any) -> jax.Array:
 @lowering("fmapper::overwrite", int64="moves", dims=pointwise)
 @jax.custom_jvp
 def overwrite(x: Any, value: Any) -> jax.Array:
-    """Returns the value with the gradient of x: x after a write that autograd does not see."""
+    """Returns `value` with the gradient of `x`, as after a write that autograd does not see."""
     return jnp.asarray(value)
 
 
@@ -49,7 +49,7 @@ def with_gradient(
 
     Its arguments are the gradients of the ys, then the saved values. Its results belong to the xs
     that `places` names; the others have no gradient. If the gradients are differentiated, the ys
-    that they need have those gradients, too, as in torch; not if it is differentiable once.
+    that they need have these gradients, too, as in torch, unless `once` is set.
     """
     is_array = [isinstance(one, jax.Array) for one in kept]
     arrays = tuple(one for one, array in zip(kept, is_array, strict=True) if array)
@@ -124,7 +124,7 @@ def wrap_with_autocast(
     """Calls the function.
 
     Raises:
-        NotImplementedError: The casts were not recorded with it.
+        NotImplementedError: The casts of autocast were not recorded.
     """
     if enabled:
         raise TypeError(
@@ -136,7 +136,7 @@ def wrap_with_autocast(
 
 @lowering("higher_order::tag_activation_checkpoint")
 def checkpoint(function: Function, *args: Any, **_: Any) -> Any:
-    """Calls the function, which is computed again for its gradient."""
+    """Calls the function, and recomputes it for its gradient."""
     return jax.checkpoint(function)(*args)
 
 

@@ -59,7 +59,7 @@ def attention(own: Dimensions, call: Call, operands: list[Any], results: list[Di
     own.align(k[:-2], v[:-2])
     for at, dim in enumerate(k[:-2]):
         if len(k) == len(q):
-            own.join(dim, q[at])  # with fewer heads the first of those that share one
+            own.join(dim, q[at])  # with fewer heads, the first of those that share a head
     own.contract(q[-1], k[-1], call)
     own.contract(k[-2], v[-2], call)
     own.need([k[-2]], call)
@@ -68,7 +68,7 @@ def attention(own: Dimensions, call: Call, operands: list[Any], results: list[Di
 
 
 def convolution(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Sums over input channels; needs places whole."""
+    """Sums over input channels; spatial dimensions must not be divided."""
     x, w, *bias = operands
     (y,) = results
     groups = argument(call, "groups", 8 if call.op.startswith("aten::convolution") else 6, 1)
@@ -87,7 +87,7 @@ def convolution(own: Dimensions, call: Call, operands: list[Any], results: list[
 
 
 def batch_norm(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Keeps all dimensions; the others have that of the channels."""
+    """Keeps all dimensions; the other operands have the dimension of the channels."""
     x, *others = operands
     own.align(x, results[0])
     for other in others:
@@ -108,7 +108,7 @@ def layer_norm(own: Dimensions, call: Call, operands: list[Any], results: list[D
 
 
 def pool(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Needs places whole."""
+    """Keeps batch and channels; spatial dimensions must not be divided."""
     x = operands[0]
     for result in results:
         count = int(call.op[call.op.index("_pool") + 5])
@@ -117,7 +117,7 @@ def pool(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) 
 
 
 def repeat(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Keeps dimensions of which each element is repeated equally often."""
+    """Keeps dimensions whose elements are all repeated equally often."""
     x, (y,) = operands[0], results
     if len(x) == len(y) and isinstance(argument(call, "repeats", 1), int):
         for a, b in zip(x, y, strict=True):
@@ -157,7 +157,7 @@ def index(own: Dimensions, call: Call, operands: list[Any], results: list[Dims])
     if len(given) != 1:
         own.need([*x, *y], call)
         return
-    (at,) = given  # the dimensions around it are not touched
+    (at,) = given  # the dimensions around it do not change
     own.need([x[at]], call)
     behind = len(x) - at - 1
     for a, b in zip([*x[:at], *x[at + 1 :]], [*y[:at], *y[len(y) - behind :]], strict=True):
@@ -169,7 +169,7 @@ def split(own: Dimensions, call: Call, operands: list[Any], results: list[Dims])
     x = operands[0]
     at = argument(call, "dim", 2, 0) % len(x)
     start = 0
-    for part in results:  # what was packed in one array, as the gate of a perceptron beside it
+    for part in results:  # packed arrays, such as the gate and up of an MLP
         for i, (old, new) in enumerate(zip(x, part, strict=True)):
             if i != at:
                 own.join(old, new)
@@ -182,7 +182,7 @@ def split(own: Dimensions, call: Call, operands: list[Any], results: list[Dims])
 
 
 def with_gradient(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Gives its first operands."""
+    """Returns its first operands."""
     for y, result in zip(operands[0], results, strict=True):
         own.align(y, result)
 

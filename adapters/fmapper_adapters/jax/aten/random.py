@@ -205,7 +205,7 @@ def cauchy(
 @lowering("aten::poisson", random=True)
 def poisson(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
     """Draws from Poisson distributions with the rates in the array."""
-    # JAX has it for one of its generators of random bits only
+    # JAX implements it for only one of its generators
     bits = jax.random.bits(key, (2,), "uint32")
     key = jax.random.wrap_key_data(bits, impl="threefry2x32")
     return jax.random.poisson(key, x.astype(wide(x.dtype)), x.shape).astype(x.dtype)

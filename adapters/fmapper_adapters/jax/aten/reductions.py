@@ -77,7 +77,7 @@ def prod(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -
 def _variance(
     x: Any, dim: Any, correction: Any, keepdim: bool, most: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the variance divided by the square of a factor, the factor, and the mean."""
+    """Returns the variance divided by the square of a factor, that factor, and the mean."""
     dims = axes(x, dim)
     y = x.astype(wide(x.dtype))
     centre = jnp.mean(y, dims, keepdims=True)
@@ -99,7 +99,7 @@ def _variance(
 
 
 def _each_of_both(target: str, most: float, part: Callable[..., Any]) -> None:
-    """Registers a function of the variance, with the mean if its name says so."""
+    """Registers a function of the variance, which also returns the mean if its name has one."""
 
     def of_axes(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
         spread, factor, mean = _variance(x, dim, correction, keepdim, most)
@@ -265,7 +265,7 @@ def _logcumsumexp(x: Any, dim: int) -> jax.Array:
     if not jnp.iscomplexobj(x) or not x.shape[dim]:
         return jax.lax.associative_scan(jnp.logaddexp, x, axis=dim)
 
-    # one after the other: which imaginary part stays depends on the order
+    # sequential, since the imaginary part depends on the order
     def step(total: Any, row: Any) -> tuple[Any, Any]:
         total = logaddexp(row, total)
         return total, total
@@ -310,7 +310,7 @@ def _run(x: Any, dim: int, wins: Callable[..., Any]) -> tuple[jax.Array, jax.Arr
 
 @lowering("aten::median.default")
 def median(x: Any, ignore_nan: bool = False) -> jax.Array:
-    """Returns the lower median; NaN if there is one among the elements, or none at all."""
+    """Returns the lower median; NaN if an element is NaN, or if there are no elements."""
     if x.size == 0 and is_floating(x):
         return cast(math.nan, x.dtype)
     if x.size == 0:

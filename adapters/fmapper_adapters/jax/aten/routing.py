@@ -1,8 +1,8 @@
 """Rules for operations on rows that a program sorts into groups, as mixtures of experts do.
 
-A program that sorts all rows of a batch, computes each by itself with what belongs to its group,
-and puts the results back in order gives the same if each part of the batch is sorted by itself. The
-rules say which operations leave it at that, and what their results are.
+A program that sorts all rows of a batch, computes each by itself with the weights of its group, and
+puts the results back in order, gives the same results if each part of the batch is sorted
+separately. The rules define which operations preserve this, and the kinds of their results.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Step:
     """A call, and its effect on sorted rows.
 
     Attributes:
-        kind: What its result is; of several results that of each.
-        divided: The operands from outside that are divided as the rows are, by name, with the
-            number of rows that each of theirs stands for.
+        kind: The kind of its result, or of each of several results.
+        divided: The operands from outside that are divided like the rows, by name, with the number
+            of sorted rows per row of theirs.
         call: The call for a part of the rows, if it differs; for all parts at once, if it is a
             product of groups.
     """
@@ -52,7 +52,7 @@ class Sorted:
     """Facts about a program that rules ask for.
 
     Attributes:
-        rows: How many rows are sorted.
+        rows: The number of sorted rows.
         kinds: The kinds of the arrays that depend on the order.
         calls: All calls, by name.
         shapes: The shapes of all arrays, by name.
@@ -93,7 +93,7 @@ def rule_of(op: str) -> Rule | None:
 
 
 def starts(call: Call) -> Step | None:
-    """Returns what a call that sorts the rows of one array gives; None for other calls."""
+    """Returns the step of a call that sorts rows; None for other calls."""
     if call.op not in ("aten::sort.default", "aten::sort.stable") or len(call.result) != 2:
         return None
     keys = call.args[0]
@@ -115,7 +115,7 @@ def _pointwise(own: Sorted, call: Call) -> Step | None:
             if len(other) != len(shape):
                 return None
         elif len(other) > len(shape) or (len(other) == len(shape) and other[0] != 1):
-            return None  # it has rows of its own, in an order of its own
+            return None  # its rows have another order
     return Step(kind) if kind in (Kind.ROWS, Kind.SIZES) else None
 
 
@@ -163,7 +163,7 @@ def _index_put(own: Sorted, call: Call) -> Step | None:
 
 
 def _counts_rows(own: Sorted, call: Call) -> bool:
-    """Returns whether a call gives 0, 1, 2, ..., one number for each row."""
+    """Returns whether a call returns 0, 1, 2, ..., one number for each row."""
     if not call.op.startswith("aten::arange") or call.result[0][1] != (own.rows,):
         return False
     return len(call.args) == 1 or (call.args[0] == 0 and call.args[2:] in ((), (1,)))
@@ -171,7 +171,7 @@ def _counts_rows(own: Sorted, call: Call) -> bool:
 
 @_says("sort", "argsort")
 def _sort_again(own: Sorted, call: Call) -> Step | None:
-    """Inverts the order: what sorts the places puts the rows back."""
+    """Inverts the order: the indices that sort it put rows back."""
     if own.kind(call.args[0]) is not Kind.ORDER or "argsort" not in call.op or call.args[1:]:
         return None
     return Step(Kind.INVERSE)
@@ -179,7 +179,7 @@ def _sort_again(own: Sorted, call: Call) -> Step | None:
 
 @_says("index_add")
 def _index_add(own: Sorted, call: Call) -> Step | None:
-    """Adds rows up where they were copied from."""
+    """Adds sorted rows at the rows that they were copied from."""
     total, dim, index, rows = call.args[:4]
     if dim != 0 or own.kind(total) is not None or own.kind(rows) is not Kind.ROWS:
         return None
@@ -205,7 +205,7 @@ def _ends(own: Sorted, call: Call) -> Step | None:
 
 @_says("sum", "mean")
 def _reduce(own: Sorted, call: Call) -> Step | None:
-    """Reduces the features of each row, or adds up what rows have for each group."""
+    """Reduces the features of each row, or sums over rows for each group."""
     x, *others = call.args
     if own.kind(x) is not Kind.ROWS or not others or not isinstance(others[0], tuple):
         return None
@@ -218,7 +218,7 @@ def _reduce(own: Sorted, call: Call) -> Step | None:
 
 @_says("transformers::grouped_mm_fallback", "_grouped_mm")
 def _group(own: Sorted, call: Call) -> Step | None:
-    """Multiplies the rows of each group by the matrix of that."""
+    """Multiplies the rows of each group by the group's matrix."""
     x, weight, ends, *others = (*call.args, *call.kwargs.values())
     kinds = (own.kind(x), own.kind(weight), own.kind(ends))
     dims = (own.dims(x), own.dims(weight), own.dims(ends))
@@ -231,7 +231,7 @@ def _group(own: Sorted, call: Call) -> Step | None:
 
 @_says("split_with_sizes", "split", "chunk", "slice", "select", "unsqueeze", "squeeze")
 def _part(own: Sorted, call: Call) -> Step | None:
-    """Takes features of each row apart."""
+    """Slices the features of each row."""
     x = call.args[0]
     if own.kind(x) is not Kind.ROWS:
         return None

@@ -1,8 +1,9 @@
 """PyTorch's type promotion, and the dtypes in which it computes.
 
-The rules are those of https://docs.pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc:
-arrays with dimensions outrank arrays without, which outrank Python numbers, unless the lower one is
-of a higher category (bool < integer < floating < complex).
+The rules are those of
+https://docs.pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc: arrays with
+dimensions outrank arrays without, which outrank Python numbers, unless the lower one is of a higher
+category (bool < integer < floating < complex).
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ def default_dtype() -> Dtype:
 
 
 def dtype_of(name: str) -> Dtype:
-    """Returns a dtype by name, as JAX has it: 64 bits are 32 unless `jax_enable_x64` is set."""
+    """Returns JAX's dtype of a name: 64 bits are 32 unless `jax_enable_x64` is set."""
     return np.dtype(jax.dtypes.canonicalize_dtype(name))
 
 
 def is_number(x: Any) -> bool:
-    """Returns whether a value is a Python number, or represents one in a trace."""
+    """Returns whether a value is a Python number, or represents a number in a trace."""
     return not isinstance(x, jax.Array | np.ndarray) or (x.ndim == 0 and is_weak(x))
 
 
@@ -90,7 +91,7 @@ def category(dtype: Any) -> str:
 
 
 def result_type(*operands: Any) -> Dtype:
-    """Returns the dtype of what torch computes from arrays and numbers; None is left out."""
+    """Returns the dtype of torch's result for arrays and numbers, ignoring None."""
     ranks: list[Dtype | None] = [None, None, None]  # with dimensions, without, numbers
     for operand in operands:
         if operand is None:
@@ -121,7 +122,7 @@ def promote(*operands: Any, to_float: bool = False) -> tuple[Any, ...]:
 
 
 def promote_arrays(*operands: Any) -> list[Any]:
-    """Returns arrays of one dtype; those without dimensions count as much as the others."""
+    """Returns arrays of one dtype; arrays without dimensions are not outranked."""
     dtype = functools.reduce(jnp.promote_types, (x.dtype for x in operands))
     return [cast(x, dtype) for x in operands]
 
@@ -141,7 +142,7 @@ def cast(x: Any, dtype: Any) -> jax.Array:
     if is_floating(array) and is_integral(dtype):
         return _to_integer(array, dtype)
     if array.dtype == bool and (is_floating(dtype) or is_complex(dtype)):
-        # XLA takes a product with a bool that it has seen cast for a choice: no NaN from 0 * inf.
+        # XLA turns a product with a bool that it has seen cast into a select: 0 * inf is not NaN.
         return jnp.where(array, jnp.ones((), dtype), jnp.zeros((), dtype))
     return array.astype(dtype)
 
@@ -157,7 +158,7 @@ def _to_integer(x: Any, dtype: Dtype) -> jax.Array:
 
 
 def _wrap_integer(x: int, dtype: Dtype) -> int:
-    """Wraps an integer to its dtype; int64's limits become int32's where that is used."""
+    """Wraps an integer to its dtype; int64's limits become int32's if JAX uses int32."""
     span = np.iinfo(dtype)
     low, high = int(span.min), int(span.max)
     if low <= x <= high:
@@ -173,7 +174,7 @@ def _wrap_integer(x: int, dtype: Dtype) -> int:
 
 
 def within(x: Any, like: Any) -> Any:
-    """Returns a number as a bound of integers; beyond 32 bits it is unbounded."""
+    """Returns a number as a bound of integers, infinite beyond 32 bits."""
     known = isinstance(x, int) and not isinstance(x, bool) and is_integral(like)
     if not known or x in (-(2**63), 2**63 - 1) or dtype_of("int64").itemsize == 8:
         return x
@@ -214,7 +215,7 @@ def _dtype_of_number(x: Any) -> Dtype:
         if is_floating(x):
             return default_dtype()
         return to_complex(default_dtype()) if is_complex(x) else np.dtype(x.dtype)
-    return dtype_of("int64")  # an int, or a size that JAX has as a symbol
+    return dtype_of("int64")  # an int, or a symbolic size of JAX
 
 
 def _combine(higher: Dtype | None, lower: Dtype | None) -> Dtype | None:

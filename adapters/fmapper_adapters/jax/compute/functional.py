@@ -55,7 +55,7 @@ def embedding(x: Array, weight: Array) -> Array:
 @partial(jax.jit, static_argnums=(1, 2))
 def one_hot(x: Array, num_classes: int, dtype: Any) -> Array:
     """Computes `jax.nn.one_hot`."""
-    wide = x.astype(np.int32) if x.dtype.itemsize < 4 else x  # or its numbers are counted in int8
+    wide = x.astype(np.int32) if x.dtype.itemsize < 4 else x  # else classes are counted in int8
     return jax.nn.one_hot(wide, num_classes, dtype=x.dtype if dtype is None else dtype)
 
 
@@ -325,7 +325,7 @@ def cross_entropy(
     """Returns the entries of `log_softmax` at the indices."""
     logs = jax.nn.log_softmax(_wide(x), axis)
     if target.dtype.itemsize < 4:
-        target = target.astype(np.int32)  # or ignore, too, would be taken modulo 256
+        target = target.astype(np.int32)  # otherwise `ignore`, too, would be taken modulo 256
     known = ignore >= 0 or jnp.issubdtype(target.dtype, np.signedinteger)
     counted = target != ignore if known else jnp.ones(target.shape, bool)
     # An index out of range gives NaN: a compiled program cannot raise. Below 0 jax counts from the

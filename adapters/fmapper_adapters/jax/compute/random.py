@@ -53,7 +53,7 @@ def to_host(key: Any) -> np.ndarray[Any, Any]:
 
 
 def put(array: Any, like: Any) -> Any:
-    """Moves a host array, or one of JAX, to the device of another one."""
+    """Moves a NumPy or JAX array to the device of `like`."""
     if like is None or isinstance(like, jax.core.Tracer | jax.ShapeDtypeStruct):
         return jnp.asarray(array)
     devices = like.devices()
@@ -61,7 +61,7 @@ def put(array: Any, like: Any) -> Any:
         isinstance(array, jax.Array) and array.devices() == devices
     ):
         return array
-    if len(devices) > 1 or not like.committed:  # spread, or anywhere: JAX takes it where it is used
+    if len(devices) > 1 or not like.committed:  # sharded or uncommitted: JAX chooses
         return jnp.asarray(array)
     return jax.device_put(array, next(iter(devices)))
 

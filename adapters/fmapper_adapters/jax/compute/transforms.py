@@ -53,7 +53,7 @@ class _Results:
 def compile(
     run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
 ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any]]:
-    """Calls `jax.jit`, which compares the keys."""
+    """Calls `jax.jit`, with the key as a static argument."""
 
     def trace(arrays: list[Any], key: Any) -> _Results:
         results, rest = run(arrays, key)

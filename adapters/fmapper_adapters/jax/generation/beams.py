@@ -16,7 +16,7 @@ from fmapper_adapters.jax.generation.choose import Fixed, Knobs
 
 State = dict[str, Any]
 
-_NEVER = -1.0e9  # as transformers has it: texts with this score are none
+_NEVER = -1.0e9  # as in transformers: the score of no text
 
 
 def start(fixed: Fixed, knobs: Knobs, state: State, done: Any) -> State:

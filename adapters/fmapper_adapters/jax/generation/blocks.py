@@ -4,9 +4,9 @@ A step multiplies few rows with each weight, so its speed is that of reading the
 stores a weight as (out, in), which XLA multiplies at a fifth of the memory bandwidth. Stored as
 (blocks, in, 64), with a product per block, everything is read once and in order, at two thirds of
 the bandwidth. With many rows, a product is bound by arithmetic, and (in, out) as a single block is
-best, as it is for weights in the cache of a processor of Intel, and where there are several
-processors: XLA divides a product among them, but not one of blocks. On accelerators there is no
-difference.
+best. So it is for weights that fit into the cache of an Intel processor, and with several
+processors: XLA divides a plain product among them, but not one of blocks. On accelerators there is
+no difference.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
 _PRODUCT = "fmapper::product_with_blocks"
 _ROWS = "fmapper::rows_of_blocks"
 _WIDTH = 64  # columns of a block: 32 and 128 are slower
-_FEW = 12  # rows of a step, up to which blocks pay
-_CACHE = 2 << 20  # bytes of a processor of Intel, which multiplies (in, out) as fast from there
+_FEW = 12  # the most rows of a step for which blocks are faster
+_CACHE = 2 << 20  # bytes in an Intel processor, which multiplies (in, out) as fast from there
 _ONE_THREAD = "xla_cpu_multi_thread_eigen=false"
-_MANY = 192  # rows of a product, from which blocks are put together first
+_MANY = 192  # the fewest rows for which blocks are joined before a product
 
-# Where operations that take a weight have it, and whether it is (out, in).
+# Operation -> the position of its weight, and whether that is (out, in).
 _WEIGHTS = {
     "aten::linear.default": (1, True),
     "aten::addmm.default": (2, False),
@@ -93,7 +93,7 @@ def _block(weight: Any, turned: bool, least: float) -> Block:
 
 
 def _least_in_blocks() -> float:
-    """Returns from how many bytes on the processor reads weights faster in blocks."""
+    """Returns the size in bytes from which the processor reads weights faster in blocks."""
     is_alone = threads_for_memory() == 1 or _ONE_THREAD in os.environ.get("XLA_FLAGS", "")
     if not is_alone:
         return math.inf
@@ -232,8 +232,8 @@ def _product(x: Any, blocks: Any, bias: Any, outputs: int) -> jax.Array:
     if count == 1 or rows > _MANY:
         y = flat @ (blocks[0] if count == 1 else _whole(blocks))
     else:
-        # Each block has the rows for itself: a product of two batches stays where it is, and one
-        # without would turn all blocks to get a matrix.
+        # The rows are repeated for each block: XLA multiplies two batches in place, but would
+        # transpose all blocks for a product with a single matrix.
         each = jnp.broadcast_to(flat, (count, rows, inner))
         y = (each @ blocks).swapaxes(0, 1).reshape(rows, -1)
     found: jax.Array = y[:, :outputs].reshape(*x.shape[:-1], outputs)
@@ -241,7 +241,7 @@ def _product(x: Any, blocks: Any, bias: Any, outputs: int) -> jax.Array:
 
 
 def _rows(blocks: Any, indices: Any, turned: bool) -> jax.Array:
-    """Looks rows of a table up, which are columns of its blocks where it is turned."""
+    """Looks up rows of a table, which are columns of its blocks if it is turned."""
     width = blocks.shape[2]
     if turned:
         columns: jax.Array = blocks[indices // width, :, indices % width]

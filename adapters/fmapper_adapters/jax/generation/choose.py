@@ -188,7 +188,7 @@ def _ngrams(tokens: Any, size: int, batch: int) -> Any:
     """Returns the n-grams of each row: their beginnings, and their last tokens."""
     rows, width = tokens.shape
     count = max(width - size + 1, 0)
-    room = max(16, 1 << (width - 1).bit_length())  # or each width would be a program
+    room = max(16, 1 << (width - 1).bit_length())  # otherwise each width would compile a program
     found = np.full((batch, room, size), -1, np.int32)
     found[:rows, :count] = tokens[:, np.arange(count)[:, None] + np.arange(size)]
     return found
@@ -299,7 +299,7 @@ def pick(logits: Any, fixed: Fixed, key: Any, count: Any) -> Any:
 
 
 def _nucleus(logits: Any, share: Any) -> Any:
-    """Keeps the likeliest tokens that have a share together (top-p), and those as likely."""
+    """Keeps the likeliest tokens that together reach a probability (top-p), ties included."""
     least = ranking.least_of_share(logits, jax.nn.softmax(logits), 1 - share)
     return jnp.where(logits < least, -jnp.inf, logits)
 
@@ -319,7 +319,7 @@ def _entropy(logits: Any) -> Any:
 
 
 def _of_entropy(logits: Any, share: Any) -> Any:
-    """Keeps the likeliest tokens, of a hundred, that have a share of the entropy together."""
+    """Keeps the likeliest of 100 tokens that together reach a share of the entropy."""
     top = jax.lax.top_k(logits, min(100, logits.shape[1]))[0]
     logs = jax.nn.log_softmax(top)
     parts = -jnp.where(jnp.isfinite(logs), logs * jnp.exp(logs), 0.0)
@@ -353,7 +353,7 @@ def _find_repeats(tokens: Any, at: Any, size: int, vocabulary: int) -> Any:
 
 
 def _last(tokens: Any, at: Any, count: int) -> Any:
-    """Returns the last tokens before a place."""
+    """Returns the last `count` tokens before a position."""
     return jax.lax.dynamic_slice_in_dim(tokens, jnp.maximum(at - count, 0), count, 1)
 
 

@@ -84,7 +84,7 @@ class JaxGenerator(Generator):
         precision: str | None,
     ) -> None:
         super().__init__(generation, decoding)
-        self._arrays = held, buffers  # in one place: another thread replaces both at once
+        self._arrays = held, buffers  # in one attribute, so that threads replace both at once
         self.precision = precision
         self._codes = codes
 
@@ -128,7 +128,7 @@ class JaxGenerator(Generator):
         if params is not None:
             new = _update(self.params, given, self.generation.step.aliases, strict=True)
             layout = blocks.choose(self.generation, new)
-            if layout != codes.layout:  # as where arrays lie on several devices now
+            if layout != codes.layout:  # such as for arrays that are now on several devices
                 codes = Codes(codes.first, codes.step, layout)
             held = blocks.lay_out(new, layout)
         return JaxGenerator(
@@ -141,21 +141,21 @@ class JaxGenerator(Generator):
         )
 
     def live_arrays(self) -> Arrays:
-        """Returns trained arrays, some in blocks, and the others."""
+        """Returns the trained arrays, some of them in blocks, and the buffers."""
         held, buffers = self._arrays
         return {**held, **buffers}
 
     def layout(self) -> Rules:
-        """Returns the rules for what is in blocks."""
+        """Returns the rules for the weights in blocks."""
         return blocks.rules(self.params, self._codes.layout)
 
     def hold(self, arrays: Mapping[str, Any]) -> None:
-        """Replaces all arrays at once; a call that runs goes on with those that it began with."""
+        """Replaces all arrays at once; a running call keeps those that it began with."""
         held, buffers = self._arrays
         self._arrays = {n: arrays[n] for n in held}, {n: arrays[n] for n in buffers}
 
     def _names(self) -> set[str]:
-        """Returns the names that its arrays have in the model, tied ones all of theirs."""
+        """Returns the names of its arrays in the model, with all names of tied ones."""
         first, step = self.generation.prefill, self.generation.step
         aliases = {**step.aliases, **({} if first is None else first.aliases)}
         return {*self.params, *self.buffers, *aliases}
@@ -316,7 +316,7 @@ class _Call:
 
 
 def _places(generation: Generation, given: Prompts) -> tuple[Any, Any]:
-    """Returns an array for all tokens with the given ones in it, and their mask."""
+    """Returns an array for all positions that begins with the given tokens, and their mask."""
     tokens = np.zeros((generation.batch, generation.max_length), np.int32)
     mask = np.zeros(tokens.shape, bool)
     if generation.start:
@@ -330,7 +330,7 @@ def _places(generation: Generation, given: Prompts) -> tuple[Any, Any]:
 
 
 def _cut(tokens: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns the first of an array of tokens, as rows; JAX would compile a slice per shape."""
+    """Cuts tokens to a shape, on the host: JAX would compile a slice per shape."""
     part = tuple(slice(size) for size in shape)
     if not tokens.is_fully_addressable:
         return tokens[part].reshape(-1, shape[-1])
@@ -380,7 +380,7 @@ def from_generation(
     *,
     precision: str | None = "highest",
 ) -> JaxGenerator:
-    """Builds the generator of two programs.
+    """Builds a generator from two programs.
 
     Raises:
         UnsupportedOpsError: Operations have no lowering.

@@ -47,7 +47,7 @@ def prefill(
     """Runs prompts: returns logits, cache, and whether assertions hold."""
 
     def keep(shapes: Any) -> Any:
-        """Lays logits and cache like the weights that they come from: a cache along its heads."""
+        """Shards logits and cache like the weights that they come from: a cache along its heads."""
         weights = dict(zip(code.names["parameter"], arrays[0], strict=True))
         axes = iter(meshes.output_axes(code.output_dimensions, weights))
         outputs = [next(axes) if fixed is None else None for fixed in code.fixed_outputs]
@@ -192,7 +192,7 @@ def loop(
 def _is_single_row(x: Any) -> bool:
     """Returns whether the loop carries an array without its dimension of one row.
 
-    XLA drops that from the products of attention, and would write a cache twice for it.
+    XLA drops this dimension in products of attention, and would write a cache twice to restore it.
     """
     return x.ndim > 2 and x.shape[0] == 1 and not any(jax.typeof(x).sharding.spec)
 

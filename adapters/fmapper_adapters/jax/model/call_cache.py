@@ -37,7 +37,7 @@ class Routes:
             return None
         try:
             route = self._known.get(_call_kind(args, kwargs))
-        except TypeError:  # of an argument that has no hash, as a list
+        except TypeError:  # an argument without a hash, such as a list
             return None
         if route is None:
             return None
@@ -48,7 +48,7 @@ class Routes:
         given = [value for value in (*args, *kwargs.values()) if value is not None]
         if not self._possible or not all(map(_is_known, given)):
             return
-        if len(given) < len(self._arrays):  # some are computed, as an omitted mask is
+        if len(given) < len(self._arrays):  # some are computed, such as an omitted mask
             return
         leaves = self._program.bind(
             tuple(_mark(value, at) for at, value in enumerate(args)),
@@ -71,7 +71,7 @@ def _mark(value: Any, at: int | str) -> Any:
 
 
 def _is_known(value: Any) -> bool:
-    """Returns whether the type of a value decides everything that a check asks."""
+    """Returns whether checks of a value need only its type, shape and dtype."""
     if isinstance(value, jax.Array):
         return not isinstance(value, jax.core.Tracer)
     return type(value) is np.ndarray or type(value) in _PLAIN
@@ -87,7 +87,7 @@ def _call_kind(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 def _kind(value: Any) -> Any:
     shape = getattr(value, "shape", None)
     if type(value) is float:
-        return float, repr(value)  # `==` tells no 0.0 from -0.0
+        return float, repr(value)  # 0.0 == -0.0
     if shape is None:
         return type(value), value
     return type(value), shape, value.dtype

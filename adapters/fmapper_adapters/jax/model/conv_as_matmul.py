@@ -52,7 +52,7 @@ def convolve(
     Each patch becomes a row in the layout of a filter, kernel positions within channels. The
     options are those of `jax.lax.conv_general_dilated`.
     """
-    if any(tuple(width) != (0, 0) for width in padding):  # a negative one cuts off
+    if any(tuple(width) != (0, 0) for width in padding):  # negative padding crops
         widths = [(0, 0, 0), *((before, after, 0) for before, after in padding), (0, 0, 0)]
         x = jax.lax.pad(x, jnp.zeros((), x.dtype), widths)
     kernel = weight.shape[2:]

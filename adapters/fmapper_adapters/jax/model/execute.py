@@ -22,7 +22,7 @@ from fmapper_adapters.jax.aten import types
 from fmapper_adapters.jax.model import channels_last, interpret, meshes, narrow_ints, packing
 from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
 
-Results = tuple[list[Any], Arrays, dict[int, Any], Any]  # as run_program gives them
+Results = tuple[list[Any], Arrays, dict[int, Any], Any]  # as run_program returns them
 
 
 def run_program(  # static_argnums goes by position
@@ -118,8 +118,8 @@ _UNFIT = (
     ValueError,
     TypeError,
     ArithmeticError,
-)  # of values that an operation refuses
-_TRACED = re.compile(r"Tracer|concrete value")  # in what JAX says of values that are traced
+)  # raised for values that an operation refuses
+_TRACED = re.compile(r"Tracer|concrete value")  # in messages of JAX about traced values
 
 
 def _not_compiled(program: Program) -> str:
@@ -174,7 +174,7 @@ def run_compiled(
 
 
 def _as_divided(array: Any) -> Any:
-    """Returns the array whose sharding a parameter has."""
+    """Returns the array that carries the sharding of a parameter."""
     return blocks_of(array.weight if isinstance(array, LowRankSum) else array)
 
 
@@ -183,7 +183,7 @@ def _array_inputs(code: StaticProgram) -> list[Input]:
 
 
 def check_assertions(code: StaticProgram, checks: Any) -> None:
-    """Raises an error if an assertion fails; inside a transformation, when it runs."""
+    """Raises an error if an assertion fails; inside a transformation, when the program runs."""
     if isinstance(checks, jax.core.Tracer):
         jax.debug.callback(partial(_raise_unless, code), checks)
     elif checks is not None:

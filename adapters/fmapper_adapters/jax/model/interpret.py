@@ -104,7 +104,7 @@ _FACTORS = {"aten::linear": 1, "aten::addmm": 2}  # which argument may be a `Low
 
 
 def _multiplies(call: Call, name: str) -> bool:
-    """Returns whether a call does nothing with a value but multiply with it."""
+    """Returns whether a call uses a value only as a factor of a matrix product."""
     factor = _FACTORS.get(call.op.partition(".")[0])
     uses = [at for at, x in enumerate(call.args) if isinstance(x, Ref) and x.name == name]
     return uses == [factor] and not call.kwargs
@@ -121,7 +121,7 @@ def _problems(call: Call, result: Any) -> Iterator[str]:
     Shapes are not compared: torch's recording sometimes differs from its kernels in them.
     """
     arrays = jax.tree.leaves(result)
-    if len(arrays) != 1 or len(call.result) != 1:  # of several, those are looked at that are read
+    if len(arrays) != 1 or len(call.result) != 1:  # several are checked when they are read
         return
     for array, (name, _) in zip(arrays, call.result, strict=True):
         dtype = np.result_type(array) if np.isscalar(array) else array.dtype

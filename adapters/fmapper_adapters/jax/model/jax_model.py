@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
     kwargs: dict[str, Any]
 
 
-# Boxes: `state` calls the arrays of a model as its source does.
+# `state` leaves out the keys of boxes, so that arrays have the names of the source.
 @functor(children=(BoxKey("params"), BoxKey("buffers")), trainable=("params",))
 class JaxModel:
     """A model that was converted to JAX.
@@ -99,7 +99,7 @@ class JaxModel:
 
     @property
     def packed(self) -> dict[str, Packed]:
-        """The parameters in which several arrays lie side by side, as gate and up, by name."""
+        """The parameters that pack several arrays side by side, such as gate and up, by name."""
         found: dict[str, Packed] = {}
         for packing in self._code.packings:
             found |= packing.parameters
@@ -240,7 +240,7 @@ class JaxModel:
             else:
                 key = jax.random.key(0) if code.random else None
                 found = (self.call(args, kwargs, key=key).output,)
-        except Exception:  # the call says so, too
+        except Exception:  # the call raises it, too
             found = None
         finally:
             problems, code.problems = code.problems, None

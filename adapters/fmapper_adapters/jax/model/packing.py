@@ -1,7 +1,7 @@
-"""Computes with parameters that hold several arrays side by side, each divided by itself.
+"""Computes with parameters that pack several arrays side by side, each sharded by itself.
 
-Such a parameter lies block by block (`PackedArray`), and so does what the program computes with
-it, up to the calls that take the arrays apart: only these differ.
+Such a parameter is stored block by block (`PackedArray`), and so are results computed from it, up
+to the calls that split it into the arrays: only these calls change.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def arrange(
 
 
 def with_blocks(graph: Graph, packings: Sequence[Packing], found: Counts) -> Graph:
-    """Returns a graph whose calls take blocks apart."""
+    """Returns the graph with calls that split blocks instead of whole parameters."""
     pairs = zip(packings, found, strict=True)
     cuts = {
         name: (cut.at, cut.sizes, count, cut.chosen)

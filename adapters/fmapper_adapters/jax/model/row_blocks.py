@@ -60,7 +60,7 @@ class _Span:
     """The calls that depend on an order, up to the one that puts the rows back.
 
     Args:
-        own: What is known of the program.
+        own: Facts about the program.
     """
 
     def __init__(self, own: Sorted) -> None:
@@ -105,7 +105,7 @@ class _Span:
         return True
 
     def block(self, graph: Graph) -> Call | None:
-        """Returns the call that stands for these; None if they cannot be one."""
+        """Returns one call that replaces these; None if there is none."""
         last, inner = self._last, {call.name for call in self._calls}
         if last is None:
             return None
@@ -129,8 +129,8 @@ class _Span:
 
 
 def _in_each_block(call: Call, parts: Set[str]) -> Call:
-    """Returns a call that is made for each part of its operands by itself."""
-    if call.op in ("sym::getitem", "fmapper::grouped_mm_in_blocks"):  # which take all parts
+    """Returns a call that runs separately for each part of its operands."""
+    if call.op in ("sym::getitem", "fmapper::grouped_mm_in_blocks"):  # these take all parts
         return call
     names = [*dict.fromkeys(call.refs())]
     own, others = [n for n in names if n in parts], [n for n in names if n not in parts]
@@ -142,7 +142,7 @@ def _in_each_block(call: Call, parts: Set[str]) -> Call:
 def _span(
     graph: Graph, known: Sorted, is_random: Mapping[str, bool], start: int
 ) -> tuple[set[str], Call] | None:
-    """Returns the names of the calls from one that sorts on, and the call that replaces them."""
+    """Returns the names of the calls that depend on a sort, and the call that replaces them."""
     first = graph.calls[start]
     step = routing.starts(first)
     if step is None:

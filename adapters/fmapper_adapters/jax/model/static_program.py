@@ -89,14 +89,14 @@ class StaticProgram:
 
     @cached_property
     def packings(self) -> list[Packing]:
-        """The parameters in which several arrays lie side by side."""
+        """The parameters that pack several arrays side by side."""
         return Dimensions(self.program, table.dims).packings()
 
     def graph_with_blocks(self, counts: packing.Counts, *, in_parts: bool) -> Lowered:
         """Returns the graph for packed parameters, and its lowerings.
 
         Args:
-            counts: The numbers of blocks of these.
+            counts: The number of blocks of each packed parameter.
             in_parts: Whether parts of a batch sort their own rows.
         """
         key = counts, in_parts
@@ -118,6 +118,6 @@ class StaticProgram:
 
 
 def _picker(names: list[str]) -> Callable[[Arrays], tuple[Any, ...]]:
-    if len(names) < 2:  # for which itemgetter gives no tuple
+    if len(names) < 2:  # itemgetter returns no tuple for one name
         return lambda arrays: tuple([arrays[name] for name in names])
     return operator.itemgetter(*names)

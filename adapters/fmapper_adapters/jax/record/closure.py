@@ -30,8 +30,8 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic)
 _NUMBERS = (bool, int, float, complex)
 _JITTED = ("PjitFunction", "JitWrapped", "_JitWrapper")
 _MODE = "inference"  # a field in which the layers of Equinox keep their mode
-_LIBRARIES = ("jax", "flax", "equinox")  # of whose functions the cells have no telling names
-_MODES = ("deterministic", "use_running_average")  # attributes in which those of Flax do
+_LIBRARIES = ("jax", "flax", "equinox")  # the cells of their functions have no meaningful names
+_MODES = ("deterministic", "use_running_average")  # such attributes in Flax
 
 
 class Lifted:
@@ -49,7 +49,7 @@ class Lifted:
         aliases: Other names of tied arrays -> the name in `arrays`.
         modes: Fields that hold the mode of a part, with their values -> whether it trains.
         refusal: The error that names an undeclared object with arrays.
-        suspects: The arrays in it, which become constants of a program that uses them.
+        suspects: The arrays in that object, which become constants of a program that uses them.
     """
 
     def __init__(self, *roots: Any) -> None:
@@ -132,7 +132,7 @@ def classes_at(tree: Any, wanted: Callable[[Any], bool]) -> dict[str, type]:
 
 
 def objects_at(*roots: Any) -> list[tuple[str, Any]]:
-    """Returns nodes with methods by dotted name, those in closures, too; ties at each place."""
+    """Returns nodes with methods by dotted name, also those in closures; ties under each name."""
     found: list[tuple[str, Any]] = []
     seen: set[int] = set()
 
@@ -212,7 +212,7 @@ def _is_boxed_number(path: Any, leaf: Any) -> bool:
 
 
 def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
-    """Lists the leaves of a tree, tied ones at each place, with the parts of their names."""
+    """Lists the leaves of a tree with their key paths, tied ones under each of their paths."""
     found: list[tuple[tuple[str, ...], Any]] = []
 
     def see(path: Any, leaf: Any) -> Any:
@@ -221,7 +221,7 @@ def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
 
     try:
         fmap_with_path(see, tree, cache=None, is_leaf=_is_function_at)
-    except (CycleError, RecursionError):  # parts that know their parents
+    except (CycleError, RecursionError):  # submodules with a reference to their parent
         found.clear()
         fmap_with_path(see, tree, is_leaf=_is_function_at)
     return found
@@ -237,7 +237,7 @@ def _is_function_at(path: Any, node: Any) -> bool:
 
 
 def _find_arrays(roots: tuple[Any, ...], modes: dict[str, bool]) -> list[tuple[str, Any]]:
-    """Finds the arrays in all roots by name, in order; tied ones at each of their places."""
+    """Finds the arrays in all roots by name, in order; tied ones under each of their names."""
     found: list[tuple[str, Any]] = []
     seen: set[int] = set()
 
@@ -262,7 +262,7 @@ def _find_arrays(roots: tuple[Any, ...], modes: dict[str, bool]) -> list[tuple[s
 
 
 def _modes_in(tree: Any) -> Iterator[tuple[Any, str, bool]]:
-    """Yields the parts of a tree with mode attributes, as in NNX."""
+    """Yields the submodules of a tree that have mode attributes, as in NNX, with name and value."""
     for node in fcollect(tree, is_leaf=is_function):
         held = getattr(node, "__dict__", {})
         for name in _MODES:
@@ -343,7 +343,7 @@ def _cells(function: Any) -> Iterator[tuple[str, Any]]:
             value = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-        # a number stays one: JAX looks at the start of a reduction to see which one it is
+        # a number stays a number: JAX identifies a reduction by its initial value
         if value is not function and not isinstance(value, np.generic):
             yield name, value
 
@@ -377,7 +377,7 @@ def _globals(function: Any, seen: set[int] | None = None) -> list[tuple[str, Any
 
 def _global_names(code: types.CodeType) -> Iterator[str]:
     read = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
-    for name in code.co_names:  # which holds the names of attributes, too
+    for name in code.co_names:  # also contains names of attributes
         if name in read and not hasattr(builtins, name):
             yield name
     for const in code.co_consts:
@@ -390,7 +390,7 @@ def _is_inexact(x: Any) -> bool:
 
 
 def _arrays_within(objects: list[Any]) -> list[Any]:
-    """Finds the arrays in attributes of objects, in containers, and in other objects there."""
+    """Finds the arrays in attributes of objects, recursively and through containers."""
     found: list[Any] = []
     todo, seen = list(objects), set()
     while todo:

@@ -18,11 +18,11 @@ from fmapper.programs import Guard, names_in, size_of
 from fmapper_adapters.jax import _private
 from fmapper_adapters.jax.record import guards as _guards
 
-_MADE = re.compile(r"s\d+")  # names of sizes that are made here
+_MADE = re.compile(r"s\d+")  # names that this module gives to sizes
 Trace = Callable[[list[Any]], Any]
 Symbols = dict[str, tuple[int | None, int | None]]
-# What is traced: the structure of the examples, their arrays, which leaves are none, and the names
-# of the parameters of the signature.
+# The examples: their structure, their arrays, which leaves are not arrays, and the names of the
+# parameters of the signature.
 Examples = tuple[Any, list[Any], list[bool], list[str]]
 
 
@@ -123,7 +123,7 @@ def _trace_with_guards(
 
 @contextlib.contextmanager
 def _functions_take_sizes() -> Iterator[None]:
-    """Has functions of JAX that ask for numbers take symbols within the block."""
+    """Lets functions of JAX that need numbers accept symbols within the block."""
     changed = {"scan": _scan_of_sizes(jax.lax.scan), "pmean": _mean_of_sizes(jax.lax.pmean)}
     before = {name: getattr(jax.lax, name) for name in changed}
     for name, function in changed.items():
@@ -136,7 +136,7 @@ def _functions_take_sizes() -> Iterator[None]:
 
 
 def _scan_of_sizes(scan: Any) -> Any:
-    """Returns a scan that reads its length from `xs` where it is told a symbol, as Haiku does."""
+    """Wraps `scan` to take its length from `xs` if `length` is a symbol, as in Haiku."""
 
     @functools.wraps(scan)
     def without_symbol(
@@ -151,7 +151,7 @@ def _scan_of_sizes(scan: Any) -> Any:
 
 
 def _mean_of_sizes(pmean: Any) -> Any:
-    """Returns a mean over an axis that `vmap` names, which may have a symbol as its size."""
+    """Wraps `pmean` to accept an axis of `vmap` whose size is a symbol."""
 
     @functools.wraps(pmean)
     def mean(x: Any, axis_name: Any, **options: Any) -> Any:
@@ -178,7 +178,7 @@ def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> dict[str,
         The sizes of the examples.
 
     Raises:
-        ConversionError: They do not, or a size occurs only within expressions.
+        ConversionError: A shape differs, or a size occurs only within expressions.
     """
     sizes: dict[str, int] = {}
     pairs = [
@@ -207,7 +207,7 @@ def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> dict[str,
 
 
 def _symbolic(shapes: list[Any], texts: list[str | None], bounds: Symbols) -> tuple[list[Any], Any]:
-    """Returns the shapes with symbols, and the scope of those."""
+    """Returns the shapes with symbols, and the scope of the symbols."""
     limits = [f"{name} >= {low}" for name, (low, _) in bounds.items() if low is not None]
     limits += [f"{name} <= {high}" for name, (_, high) in bounds.items() if high is not None]
     try:
@@ -226,7 +226,7 @@ def _symbolic(shapes: list[Any], texts: list[str | None], bounds: Symbols) -> tu
 
 
 class _Texts:
-    """The shapes of inputs in words, from what a user gives."""
+    """The shapes of the inputs as texts, from the user's `dynamic_shapes`."""
 
     def __init__(self, bounds: Symbols) -> None:
         self._bounds = bounds
@@ -297,7 +297,7 @@ class _Texts:
             return "_"
         if isinstance(size, str):
             return size
-        kind = getattr(getattr(size, "type", None), "name", "")  # hints of torch, as Dim.AUTO
+        kind = getattr(getattr(size, "type", None), "name", "")  # hints of torch, such as Dim.AUTO
         if kind in ("AUTO", "DYNAMIC"):
             self._fresh += 1
             return f"d{self._fresh}"
@@ -330,10 +330,10 @@ def _auto(trace: Trace, shapes: list[Any], known: Places, said: Places) -> Trace
     Args:
         trace: Returns the jaxpr for shapes.
         shapes: The shapes of the examples.
-        known: Dimensions that cannot vary, and why; empty where that need not be said again.
-        said: Names of dimensions to try first, as another recording has found them.
+        known: Dimensions that cannot vary -> the reason; empty if it was reported before.
+        said: Names of dimensions to try first, from another recording.
     """
-    fixed = trace(shapes)  # what is wrong with the examples themselves is said first
+    fixed = trace(shapes)  # first reports what is wrong with the examples themselves
     told = [(i, d, why) for (i, d), why in known.items() if why]
     places = [(i, d) for i, s in enumerate(shapes) for d, n in enumerate(s.shape)
               if n > 1 and (i, d) not in known]  # fmt: skip

@@ -1,6 +1,6 @@
 """Finds the library that a file of Python code belongs to, and what a frame is about to call.
 
-A file belongs to the package in whose folder it is.
+A file belongs to the package that contains it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-# Libraries that are written in JAX: their lines are shown where no line of the user's own is there.
+# Libraries written in JAX, whose lines are shown only if the user's code has none.
 OF_FLAX_AND_ALIKE = ("flax", "equinox", "haiku", "optax")
 _LOADS = ("LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF")
 _OWN = ("fmapper", "fmapper_adapters")
@@ -31,7 +31,7 @@ def is_of(file: str, packages: tuple[str, ...]) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_of_jax(file: str) -> bool:
-    """Returns whether a file is part of JAX, of this library, or code that was made."""
+    """Returns whether a file is part of JAX, of this library, or generated code."""
     return file.startswith("<") or is_of(file, ("jax", "jaxlib", *_OWN))
 
 
@@ -71,7 +71,7 @@ def _places(package: str) -> Iterator[str]:
 
 
 def called_name(frame: FrameType) -> str | None:
-    """Returns the name of what a frame calls at this moment.
+    """Returns the name of the function that a frame is calling.
 
     Returns:
         The name, empty where it has none; None if the frame does something else.
@@ -91,12 +91,12 @@ def _start(instruction: Any) -> tuple[Any, Any]:
 class TypeCalls:
     """Watches the running code for `type(x)`, which no method of `x` can answer.
 
-    Entered, it is told each function of this thread that is called: through `sys.monitoring`, or
-    on Python 3.11 `sys.settrace`; where a debugger has that already, it watches nothing.
+    Within the `with` block, `sys.monitoring`, or `sys.settrace` on Python 3.11, reports each call
+    in this thread. It watches nothing while a debugger uses these.
 
     Args:
         watches: Returns whether the code of a frame is of interest.
-        tell: Takes the argument of such a call, and the frame.
+        tell: Receives the argument of such a call, and the frame.
     """
 
     def __init__(
@@ -113,22 +113,22 @@ class TypeCalls:
 
 
 _MONITORS = sys.version_info >= (3, 12)
-_TOOLS = (3, 4)  # numbers that `sys.monitoring` keeps for nobody
+_TOOLS = (3, 4)  # tool ids that `sys.monitoring` does not reserve
 
 
 class _Monitored:
-    """Watches through `sys.monitoring`, which tells of calls with what is called."""
+    """Watches through `sys.monitoring`, which reports calls with their callee."""
 
     def __init__(
         self, watches: Callable[[FrameType], bool], tell: Callable[[Any, FrameType], object]
     ) -> None:
         self._watches = watches
         self._tell = tell
-        self._codes: dict[int, CodeType] = {}  # by their ids, which they keep while they are here
-        self._monitoring: Any = vars(sys)["monitoring"]  # not there on 3.11
+        self._codes: dict[int, CodeType] = {}  # by id; keeping them here keeps ids unique
+        self._monitoring: Any = vars(sys)["monitoring"]  # absent in Python 3.11
 
     def begin(self) -> None:
-        """Begins to watch, where a tool's number is free."""
+        """Begins to watch if a tool id is free."""
         monitoring, events = self._monitoring, self._monitoring.events
         self._thread = threading.get_ident()
         self._tool = next((one for one in _TOOLS if monitoring.get_tool(one) is None), None)
@@ -163,17 +163,17 @@ class _Monitored:
 
 
 class _Traced:
-    """Watches through `sys.settrace`, and reads from the code what `type` is called with."""
+    """Watches through `sys.settrace`, and finds arguments of `type` from the bytecode."""
 
     def __init__(
         self, watches: Callable[[FrameType], bool], tell: Callable[[Any, FrameType], object]
     ) -> None:
         self._watches = watches
         self._tell = tell
-        self._calls: dict[int, tuple[CodeType, dict[int, list[Any]]]] = {}  # keeps what has the id
+        self._calls: dict[int, tuple[CodeType, dict[int, list[Any]]]] = {}  # keeps the object alive
 
     def begin(self) -> None:
-        """Begins to watch, where nobody else does."""
+        """Begins to watch unless another tracer is set."""
         self._has_begun = sys.gettrace() is None
         if self._has_begun:
             sys.settrace(self._call)
@@ -206,7 +206,7 @@ _FILLERS = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "NOP")
 
 
 def _type_calls(code: CodeType) -> dict[int, list[Any]]:
-    """Returns the calls `type(x)` of some code by their offsets, each with how to get at `x`."""
+    """Returns the offsets of calls `type(x)` in code, with the instructions that evaluate `x`."""
     if "type" not in code.co_names:
         return {}
     found: dict[int, list[Any]] = {}
@@ -227,7 +227,7 @@ def _type_calls(code: CodeType) -> dict[int, list[Any]]:
 
 
 def _follow(steps: list[Any], frame: FrameType) -> list[Any]:
-    """Evaluates what `type` is called with: names, attributes of arrays, elements of tuples."""
+    """Evaluates the argument of `type`: names, attributes of arrays, elements of tuples."""
     stack: list[Any] = []
     for name, argument in steps:
         if name == "LOAD_CONST":
@@ -259,7 +259,7 @@ _METHODS: weakref.WeakKeyDictionary[type, tuple[tuple[type, str], ...]] = (
 
 
 def methods_of(cls: type) -> tuple[tuple[type, str], ...]:
-    """Returns the methods that are calls of a part: `__call__`, and others of users' classes."""
+    """Returns the methods that count as calls of a part: `__call__`, all of users' classes."""
     known = _METHODS.get(cls)
     if known is None:
         known = _METHODS[cls] = tuple(_find_methods(cls))

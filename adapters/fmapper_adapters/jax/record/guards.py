@@ -35,26 +35,26 @@ _ABSENT: Any = object()
 _OF_JAX = frozenset({"jax", "jaxlib", "fmapper", "fmapper_adapters", "opt_einsum"})
 # Libraries that compare sizes only to raise an error if they differ.
 _FOR_JAX = frozenset({"flax", "equinox", "haiku", "optax", "einops", "jaxtyping"})
-_BETWEEN = sys.stdlib_module_names | {"numpy"} - {"__main__"}  # who asks is who called these
-# Calls that look something up by its hash; others keep results by it, as those of jitted functions.
+_BETWEEN = sys.stdlib_module_names | {"numpy"} - {"__main__"}  # their caller is asking
+# Calls that look something up by its hash; other calls use hashes to cache, such as `jax.jit`.
 _LOOKUPS = frozenset({
     "get", "setdefault", "pop", "add", "discard", "remove", "update", "hash", "set", "frozenset",
     "dict", "fromkeys", "Counter", "union", "intersection", "difference", "issubset", "issuperset",
     "symmetric_difference", "intersection_update", "difference_update",
     "symmetric_difference_update", "isdisjoint", "contains", "getitem", "itemgetter",
     "__hash__", "__getitem__", "__contains__", "__setitem__", "__delitem__",
-    # What runs through a `map` or a `filter` may be such a method.
+    # These may run such a method in a `map` or a `filter`.
     "map", "filter", "list", "tuple", "sorted", "sum", "any", "all", "max", "min", "next", "reduce",
 })  # fmt: skip
 # Calls that show a text to people and do nothing with it.
 _SHOWS = frozenset({"print", "pprint", "debug", "info", "warning", "error", "exception", "log"})
 _ITERATIONS = frozenset({"_iter", "__iter__", "iterate"})  # functions of JAX behind `for row in x`
-_BRANCHES = frozenset({"cond", "_cond"})  # they ask whether the number of a user is 0
+_BRANCHES = frozenset({"cond", "_cond"})  # they test a number of the user for 0
 
 
 @dataclass
 class _Range:
-    """The range of an expression by the answers so far, each with its first question."""
+    """The range of an expression that the answers so far allow, with the question of each bound."""
 
     low: tuple[int, str] | None = None
     high: tuple[int, str] | None = None
@@ -70,7 +70,7 @@ class _Range:
 
     @property
     def only(self) -> tuple[int, str] | None:
-        """The only value that is left, and the question that left no other."""
+        """The only possible value, if there is one, and the question that excluded all others."""
         if self.low is None or self.high is None or self.low[0] != self.high[0]:
             return None
         return self.low
@@ -92,12 +92,12 @@ class _Range:
 
 
 class Questions:
-    """The questions about the sizes of one recording; entered, it answers them.
+    """The questions about the sizes of one recording, answered within its `with` block.
 
     Args:
-        scope: That of the symbols.
+        scope: The scope of the symbols.
         sizes: The sizes of the examples.
-        deep: Whether to answer JAX for the examples too, where it would give up.
+        deep: Whether JAX, too, gets the answers for the examples where it would otherwise fail.
     """
 
     def __init__(self, scope: Any, sizes: Mapping[str, int], *, deep: bool = False) -> None:
@@ -187,7 +187,7 @@ class Questions:
         return answer
 
     def larger(self, one: Any, other: Any, method: str) -> Any:
-        """Answers `max(one, other)` or `min(one, other)`: one of both, where it is decided."""
+        """Answers `max(one, other)` or `min(one, other)`: one of them if that is decided."""
         difference = one - other
         found = _ORIGINAL[method](one, other)
         if not self._deep or found is one or found is other or not isinstance(found, _Symbol):
@@ -223,7 +223,7 @@ class Questions:
         return self._fix(one, f"{one} is used as a number", frame)
 
     def text(self, one: Any, method: str) -> str:
-        """Writes a size as text, as in the name of something that is chosen by it."""
+        """Writes a size as text, for example for a name that contains it."""
         frame = self._user()
         if frame is None or _name(frame) in _FOR_JAX or called_name(frame) in _SHOWS:
             found: str = _ORIGINAL[method](one)
@@ -277,10 +277,10 @@ class Questions:
         return one if is_positive else -one
 
     def as_integer(self, method: str, one: Any, *arguments: Any) -> Any:
-        """Calls a method of integers that symbols do not have, as `one & 1` does.
+        """Calls a method of integers that symbols do not have, as in `one & 1`.
 
         Raises:
-            AttributeError: JAX asks, which knows that there is no such method.
+            AttributeError: JAX asks, which handles symbols without the method.
         """
         frame = self._user()
         if frame is None and not self._deep:
@@ -301,7 +301,7 @@ class Questions:
         return type(one) if frame is None or _name(frame) in _FOR_JAX else int
 
     def _type_of(self, one: Any, frame: FrameType) -> None:
-        """Fixes a size whose class is asked for: that is `int` only for a number."""
+        """Fixes a size whose class is requested: only a number has the class `int`."""
         if isinstance(one, _Symbol) and _name(frame) not in _FOR_JAX:
             self._fix(one, f"type({one}) is asked for", frame)
 
@@ -328,7 +328,7 @@ class Questions:
         return answer
 
     def _is_equal_in_depth(self, one: Any, other: Any) -> bool:
-        """Returns whether two sizes are equal for the examples, and that does not fix one."""
+        """Returns whether two sizes are equal for the examples, without fixing either of them."""
         number = _as_size(other)
         difference = None if number is None or isinstance(number, float) else one - number
         if not isinstance(difference, _Symbol) or self._value(difference) != 0:
@@ -378,7 +378,7 @@ class Questions:
         """Returns the frame that asks, if it belongs to the user or a third-party library.
 
         Args:
-            beyond: The next such frame, even if JAX asks for it.
+            beyond: Whether to search past frames of JAX.
         """
         frame: FrameType | None = sys._getframe(3)
         while frame is not None:
@@ -403,7 +403,7 @@ def _inconclusive() -> type[Exception]:
 
 
 def _is_user(frame: FrameType) -> bool | None:
-    """Returns whether code is the user's; False for that of JAX, None for what others call."""
+    """Returns whether code is the user's: True, False for JAX's, None for helpers of either."""
     name = _name(frame)
     if name in _OF_JAX:
         return False

@@ -30,7 +30,7 @@ from fmapper_adapters.jax.record.equations import (
     sparse,
 )
 
-# How often functions with a derivative of their own are differentiated in theirs.
+# How many derivatives of functions with custom derivatives are recorded.
 _ORDER = 2
 
 
@@ -51,7 +51,7 @@ class Reader:
         stacks: The stacked arrays to unstack; None to leave them.
 
     Attributes:
-        constants: The arrays in the code, by the names that they get here.
+        constants: The arrays in the code, by the names that the reader gives them.
         equations: The equation of each call of the outermost graph.
     """
 
@@ -64,7 +64,7 @@ class Reader:
         self._own: dict[Any, tuple[Graph, Graph | str]] = {}
 
     def root(self, closed: Any, names: Sequence[str]) -> Graph:
-        """Makes the graph of a closed jaxpr; its inputs are those names, then the constants."""
+        """Makes the graph of a closed jaxpr, whose inputs are `names`, then the constants."""
         body = _Body(self, self.constant, _ORDER)
         found = body.graph(closed.jaxpr, names, closed.consts)
         return Graph((*names, *self.constants), found.calls, found.outputs)
@@ -98,7 +98,7 @@ class Reader:
     ) -> tuple[Graph, Graph | str, list[Any], list[Any]]:
         """Returns the graphs of a function and of its derivative, and the arrays that they hold.
 
-        Where there is no derivative, the reason stands for it: who never asks for it needs none.
+        If there is no derivative, its place holds the reason: it may never be needed.
         """
         key = (function.name, order, function.taken, str(function.body))
         at = key if function.is_own else None
@@ -133,12 +133,12 @@ class Reader:
 
 
 class _Body:
-    """Reads one graph, with the functions that are called in it.
+    """Reads one graph and the functions called in it.
 
     Args:
-        reader: Of the program.
-        constant: Gives an array that the code holds a name.
-        order: How often functions within have derivatives of their own; None where nobody asks.
+        reader: The reader of the program.
+        constant: Names an array in the code.
+        order: How many custom derivatives of inner functions to record; None for none.
     """
 
     def __init__(self, reader: Reader, constant: Callable[[Any], str], order: int | None) -> None:
@@ -181,13 +181,13 @@ class _Body:
         if not isinstance(var, core.Literal):
             return env[var]
         if getattr(var.aval, "dtype", None) == jax.dtypes.float0:
-            return Scalar(False, "bool")  # the derivative of an integer, which nobody uses
+            return Scalar(False, "bool")  # an unused derivative of an integer
         if np.ndim(var.val):
             return self._array(var.val)
         return Scalar(plain.number(var.val), few_bits.holder(str(getattr(var.aval, "dtype", None))))
 
     def _array(self, array: Any) -> Any:
-        """Returns the argument for an array in the code: the number itself if it is one."""
+        """Returns the argument for an array in the code: a number for a scalar."""
         if isinstance(array, jax.core.Tracer):
             raise _Surroundings(
                 "a function uses an array of an enclosing scope; pass it to the function as an "
@@ -250,7 +250,7 @@ class _Body:
         dense = sparse.on_dense_arrays(eqn)
         if dense is not None:
             return self._read_closed(dense, args, path, source)
-        if name == "optimization_barrier":  # it says in which order, not what
+        if name == "optimization_barrier":  # affects the order of operations only
             return args
         if name == "platform_index":
             return (Scalar(_cpu(params["platforms"]), "int32"),)
@@ -263,7 +263,7 @@ class _Body:
         check = checks.find_check(eqn)
         if check is not None:
             return self._read_check(check, eqn, args, path, source)
-        if checks.holds_one(eqn):  # its derivative is that of what it gives
+        if checks.holds_one(eqn):  # its derivative is that of its body
             return self._read_closed(eqn.params["call_jaxpr"], args, path, source)
         system = linear_solves.system_of(eqn, args, self._calls)
         if system is not None:
@@ -297,7 +297,7 @@ class _Body:
     def _read_check(
         self, check: checks.Check, eqn: Any, args: list[Any], path: str, source: str
     ) -> Sequence[Any]:
-        """Reads a check, and returns the values that it lets through."""
+        """Reads a check, and returns the checked values."""
         values = list(self._read_closed(check.branch, args[1:], path, source))
         if isinstance(args[0], Scalar):
             return values
@@ -313,7 +313,7 @@ class _Body:
         source: str,
     ) -> Sequence[Any]:
         varying = tuple(i for i in function.taken if self._varies(args[i]))
-        if self._order and not varying:  # nobody can ask for its derivative
+        if self._order and not varying:  # its derivative is never needed
             return self._read_closed(function.body, args, path, source)
         function = dataclasses.replace(function, taken=varying)
         body, backward, held, more = self._reader.function(function, self._order or 0)
@@ -398,7 +398,7 @@ class _Body:
         """Makes the arrays of inner functions operands of the call.
 
         Raises:
-            ConversionError: The operation has no place for them.
+            ConversionError: The operation does not accept them.
         """
         arrays = {id(graph): [self._array(a) for a in given] for graph, given in held}
         if name == "scan":
@@ -473,7 +473,7 @@ def _counts(eqn: Any) -> dict[str, int]:
 
 
 def _cpu(platforms: Any) -> int:
-    """Returns the branch for the CPU: the one that names it, or the default one.
+    """Returns the index of the branch for the CPU, or of the default branch.
 
     Raises:
         ConversionError: There is none.
@@ -492,7 +492,7 @@ def _derivative(function: custom_derivatives.Function) -> Any | str:
     """Returns the derivative of a function, or why JAX has none."""
     try:
         return function.differentiate(function.taken)
-    except Exception as reason:  # JAX and libraries have many classes for "there is none"
+    except Exception as reason:  # JAX and libraries raise many classes if there is none
         return f"JAX: {reason}"
 
 

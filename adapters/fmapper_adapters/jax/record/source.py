@@ -17,21 +17,21 @@ from fmapper_adapters.jax.record.closure import Lifted
 from fmapper_adapters.jax.record.trace import Source
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "numpy")
-_BASES = ("Module", "Pytree")  # whose instances have attributes of the user
-_HIDDEN = ("_object__", "_pytree__")  # how names begin in which NNX keeps its own state
+_BASES = ("Module", "Pytree")  # their instances have attributes of the user
+_HIDDEN = ("_object__", "_pytree__")  # prefixes of attributes in which NNX keeps its own state
 
 
 def make_source(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None
 ) -> tuple[Source, tuple[Any, ...], Mapping[str, Any]]:
-    """Returns the function of a model and its arrays, and its arguments, in one of its modes.
+    """Returns the source of a model in a mode, and the arguments that the source takes.
 
     Args:
-        model: A function, a pair of a function and its parameters, a callable tree, a pair of one
-            and its state of Equinox, or a model that was converted to JAX.
+        model: A function, a pair of a function and its parameters, a callable tree, a pair of an
+            Equinox model and its state, or a model that was converted to JAX.
         args: The examples by position.
         kwargs: The examples by keyword.
-        train: The mode; None for that in which the call runs.
+        train: The mode; None leaves it to the call.
     """
     if getattr(type(model), "is_converted_model", False) is True:
         return _source_of_model(model), args, kwargs
@@ -48,7 +48,7 @@ def has_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def modes(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, bool]:
-    """Returns whether the fields of a model and the arguments of a call ask for training."""
+    """Returns the value of each mode field and mode argument: True for training."""
     if getattr(type(model), "is_converted_model", False) is True:
         return {}
     said = train_flags.modes_of_call(_flags_of(model, args), args, kwargs)
@@ -58,7 +58,7 @@ def modes(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[
 def evaluate(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None
 ) -> Any:
-    """Calls a model in a mode; None for that in which the call runs."""
+    """Calls a model in a mode; None leaves the mode to the call."""
     if getattr(type(model), "is_converted_model", False) is True:
         return model(*args, **kwargs)
     source, args, kwargs = make_source(model, args, kwargs, train=train)
@@ -104,7 +104,7 @@ def _with_signature(function: Any) -> Callable[..., Any] | None:
 
 
 def of_callable(model: Any, *, train: bool | None) -> Source:
-    """Returns a function, a pair of a function and its parameters, or a tree that is called.
+    """Returns the source of a function, with or without parameters, or of a callable tree.
 
     Raises:
         NotAFunctorError: An object that holds arrays was not declared.
@@ -119,7 +119,7 @@ def of_callable(model: Any, *, train: bool | None) -> Source:
         roots = (*roots, own)
     held = Lifted(*roots)
     if train and any(held.modes.values()):
-        train = None  # parts of a model that trains already keep their modes
+        train = None  # in a model that trains already, submodules keep their modes
     changed: dict[str, None] = {}
 
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,16 +164,16 @@ def call_and_restore(
     arrays: Collection[str],
     changed: dict[str, None],
 ) -> tuple[Any, dict[str, Any]]:
-    """Calls a model, and puts back what the call changes in it besides arrays that it returns.
+    """Calls a model, and restores everything that the call changes in it.
 
     Args:
         roots: The model, or the function and the trees that it consists of.
         call: Makes the call; returns the output, and the changed arrays by name.
-        arrays: The names of the arrays that may be among those.
-        changed: To add the names of other changed attributes to.
+        arrays: The names of the arrays that may change.
+        changed: Collects the names of other changed attributes.
 
     Returns:
-        The output in containers of its own, and the changed arrays.
+        The output in new containers, and the changed arrays.
     """
     states = [
         PlainState(root, libraries=_LIBRARIES, opens=_is_module, hides=_is_hidden) for root in roots
@@ -202,8 +202,8 @@ def _is_hidden(name: str) -> bool:
 def weights(model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
     """Returns the arrays of a model by name, and a function that replaces them.
 
-    The model is one of Equinox and its state, or a function with arrays in its closure, as
-    `jax.vmap(model)` is; None for others.
+    The model is one of Equinox and its state, or a function with arrays in its closure, such as
+    `jax.vmap(model)`; None for others.
     """
     if states.is_stateful(model):
         held_state = states.HeldState(*model)
@@ -228,7 +228,7 @@ def _name(model: Any) -> str:
     first = model[0] if isinstance(model, tuple) else model
     wrapped = getattr(first, "__wrapped__", None)
     if isinstance(first, types.FunctionType) and not hasattr(wrapped or first, "__qualname__"):
-        return _name(wrapped)  # as of `jax.vmap(model)`
+        return _name(wrapped)  # such as `jax.vmap(model)`
     if isinstance(first, types.FunctionType | types.MethodType):
         return first.__qualname__.rpartition("<locals>.")[2]
     inner = first.func if isinstance(first, functools.partial) else closure.unwrap(first)

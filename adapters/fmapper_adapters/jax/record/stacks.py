@@ -18,7 +18,7 @@ from fmapper.programs import Graph, Input, Program, Ref, refs_in
 from fmapper_adapters.jax.record import parts
 from fmapper_adapters.jax.record.equations import loops
 
-_MOST = 256  # rows
+_MOST = 256  # the most rows to unstack
 
 
 def operands(eqn: Any) -> tuple[int, int]:
@@ -37,8 +37,8 @@ class Stacks:
         kept: Inputs that stay whole, since something else uses them, too.
 
     Attributes:
-        targets: Likewise, those of rows, too.
-        rows: Inputs that were taken apart -> the inputs that are their rows.
+        targets: The given ones, and the inputs for rows.
+        rows: Inputs that were unstacked -> the inputs for their rows.
     """
 
     def __init__(self, targets: Mapping[str, str], kept: set[str]) -> None:
@@ -53,16 +53,16 @@ class Stacks:
         name: Callable[[str], str],
         own_names: Callable[[int], Sequence[str]],
     ) -> Any:
-        """Finds the arrays that a scan takes apart.
+        """Finds the arrays of the model whose rows a scan takes.
 
         Args:
             eqn: The equation.
             args: Its operands.
-            name: Makes a name that no value has.
-            own_names: Returns the names of the arrays of the part that a mark is of.
+            name: Makes an unused name.
+            own_names: Returns the names of the arrays of the part that a mark belongs to.
 
         Returns:
-            For each operand its rows if it is such an array, else None; None where there are none.
+            For each operand its rows, or None for operands without; None if no operand has rows.
         """
         length = eqn.params["length"]
         first = sum(operands(eqn))
@@ -91,12 +91,12 @@ class Stacks:
         ]
 
     def find_shared(self, graph: Graph, count: int, changed: Sequence[str]) -> set[str]:
-        """Returns the arrays that were taken apart, but that something else uses or changes, too.
+        """Returns the unstacked arrays that something else uses or changes, too.
 
         Args:
             graph: The whole graph.
-            count: How many of its outputs the model gives.
-            changed: The names of the arrays that the others are new values of.
+            count: How many of its outputs are the model's.
+            changed: The names of the arrays whose new values are the other outputs.
         """
         used = set(refs_in(graph.outputs[:count]))
         for call in graph.calls:
@@ -124,7 +124,7 @@ def _is_float(aval: Any) -> bool:
 
 
 def _marks(jaxpr: Any) -> list[int]:
-    """Returns the calls of parts that a jaxpr has marks of, in order."""
+    """Returns the calls of parts marked in a jaxpr, in order."""
     found: list[int] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == parts.mark.name:
@@ -135,7 +135,7 @@ def _marks(jaxpr: Any) -> list[int]:
 
 
 def _with_paths(arrays: Sequence[str], called: Iterable[Sequence[str]]) -> list[str]:
-    """Returns the names of arrays; those of a called part are one name directly in it.
+    """Returns the names of arrays, with one name in place of those of each called part.
 
     Examples:
         >>> _with_paths(["mlp.layers.0.weight", "mlp.layers.0.bias"], [["layers.0.weight"]])
@@ -152,7 +152,7 @@ def _with_paths(arrays: Sequence[str], called: Iterable[Sequence[str]]) -> list[
 
 
 def _common_path(names: Sequence[str]) -> str:
-    """Returns the path of the innermost module that has all of these arrays.
+    """Returns the path of the innermost module that contains all of these arrays.
 
     Examples:
         >>> _common_path(["blocks.l1.kernel", "blocks.l1.bias", "blocks.norm.scale"])
@@ -173,7 +173,7 @@ def unroll(
     rows: Sequence[Any],
     read: Callable[[Any, list[Any]], Sequence[Any]],
 ) -> list[Any]:
-    """Reads each step of a scan over layers, and returns what the scan gives.
+    """Reads each step of a scan over layers, and returns the results of the scan.
 
     Args:
         eqn: The scan.
@@ -204,7 +204,7 @@ def unroll(
     results = list(carry)
     for j, var in enumerate(params["jaxpr"].jaxpr.outvars[len(carry) :]):
         made = tuple(one[j] for one in gives)
-        same = [array for known, array in whole if known == made]  # handed through
+        same = [array for known, array in whole if known == made]  # passed through
         results += same[:1] or read(_stack_of([var.aval] * length), list(made))
     return results
 
@@ -225,7 +225,7 @@ def _stack_of(avals: Sequence[Any]) -> Any:
 
 
 def with_rows(program: Program, stacks: Stacks) -> Program:
-    """Returns a program whose inputs are the rows of arrays that it takes apart."""
+    """Returns the program with rows as inputs in place of the unstacked arrays."""
     if not stacks.rows:
         return program
     names, inputs = list(program.graph.inputs), list(program.inputs)

@@ -1,4 +1,4 @@
-"""Models of Equinox with the state that their calls take and give, as running statistics are."""
+"""Models of Equinox whose calls take and return a state, such as running statistics."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def is_state(x: Any) -> bool:
 
 
 def is_stateful(model: Any) -> bool:
-    """Returns whether a model is a pair with its state, as `make_with_state` gives it."""
+    """Returns whether a model is a pair of a model and its state, as from `make_with_state`."""
     return isinstance(model, tuple) and len(model) == 2 and is_state(model[1])
 
 
 class HeldState:
-    """The state of a model as arrays that it has, by the paths of their indices in it.
+    """The state of a model as arrays, named by the paths of their `StateIndex` in the model.
 
     Args:
-        model: What takes the state.
+        model: The model that takes the state.
         state: The state.
 
     Attributes:
-        arrays: Name -> array, each an array of its own.
+        arrays: Copies of the arrays of the state, by name.
     """
 
     def __init__(self, model: Any, state: Any) -> None:
@@ -45,7 +45,7 @@ class HeldState:
         }
 
     def state(self, arrays: Mapping[str, Any]) -> Any:
-        """Returns the state that has these arrays."""
+        """Returns a state with these arrays."""
         return jax.tree.unflatten(self._structure, [arrays[name] for name in self._names])
 
     def by_name(self, state: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _names(model: Any, numbers: Any) -> list[str]:
     """Returns the names of the arrays of a state.
 
     Args:
-        model: What has the indices.
+        model: The model with the indices.
         numbers: The state, with the number of each array in its place.
     """
     found: dict[int, str] = {}
@@ -75,9 +75,9 @@ def _names(model: Any, numbers: Any) -> list[str]:
 
 
 def parameter_at(function: Callable[..., Any] | None, skipped: int) -> tuple[int, str]:
-    """Returns where a function takes its state, among what follows what is skipped, and its name.
+    """Returns position and name of the parameter for the state, counted after the skipped ones.
 
-    That is the parameter called `state` or annotated as one, else the second.
+    It is the parameter called `state` or annotated as a state, else the second one.
     """
     if function is None:
         return 1, "state"
@@ -90,7 +90,7 @@ def parameter_at(function: Callable[..., Any] | None, skipped: int) -> tuple[int
 
 
 def without_state(function: Callable[..., Any], skipped: int) -> Callable[..., Any]:
-    """Returns a function whose signature is without the state."""
+    """Returns a function whose signature lacks the parameter for the state."""
     _, name = parameter_at(function, skipped)
     signature = inspect.signature(function)
     kept = [one for one in signature.parameters.values() if one.name != name]
@@ -104,7 +104,7 @@ def without_state(function: Callable[..., Any], skipped: int) -> Callable[..., A
 
 
 def split_output(output: Any) -> tuple[Any, Any]:
-    """Returns an output without the state in it, and the state; None where it has none."""
+    """Returns an output without its state, and the state; None if it has no state."""
     if is_state(output):
         return (), output
     if not isinstance(output, tuple | list):
@@ -122,7 +122,7 @@ def call_with_state(
 ) -> tuple[Any, Any]:  # fmt: skip
     """Calls a model with its state among its arguments; returns the output, and the new state."""
     at, name = place
-    if at <= len(args):  # by position, as functions that `vmap` has made take it
+    if at <= len(args):  # by position, as functions from `vmap` require
         return split_output(model(*args[:at], state, *args[at:], **kwargs))
     return split_output(model(*args, **{**kwargs, name: state}))
 

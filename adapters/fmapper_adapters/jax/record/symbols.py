@@ -1,4 +1,4 @@
-"""Patches JAX's class of symbols for sizes, whose methods then ask the recording for answers.
+"""Patches JAX's class of symbolic sizes, so that its methods ask the recording for answers.
 
 The patch is in place during recordings, and affects only the symbols of a recording.
 """
@@ -28,7 +28,7 @@ _BITS = tuple(
 )
 _OF_INTEGERS = frozenset(name for name in dir(int) if not name.startswith("_"))
 _lock = threading.Lock()
-_active: dict[int, Any] = {}  # the recordings, by the ids of their scopes
+_active: dict[int, Any] = {}  # scope id -> recording
 
 
 def enter(scope: Any, questions: Any) -> None:
@@ -186,7 +186,7 @@ def _more_attributes(self: Any, name: str) -> Any:
         return self
     if name in ("denominator", "imag"):
         return int(name == "denominator")
-    questions.as_integer("__pos__", self)  # refuses what JAX looks up
+    questions.as_integer("__pos__", self)  # raises AttributeError for JAX
     return lambda *arguments: questions.as_integer(name, self, *arguments)
 
 

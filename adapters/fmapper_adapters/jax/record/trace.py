@@ -45,7 +45,7 @@ class Source:
         transient: Names of buffers that are not part of a state dict.
         variable_types: Names of arrays -> the types of their variables, as names in a program.
         axes: Names of arrays -> the mesh axes that the model names for them.
-        function: The function with the signature of the model.
+        function: The function that has the model's signature.
         skipped: The number of its first parameters that are not arguments of the model.
         signature: The signature itself, if it is known.
         defaults: Optional parameters of the signature -> their default values.
@@ -54,8 +54,8 @@ class Source:
             program uses them, because they would be constants.
         changed: Names of plain attributes that calls have changed so far, and that have been
             restored.
-        short_names: Names of arrays -> those that begin with the path of the submodule that has the
-            array, where these are others.
+        short_names: Names of arrays -> their names below the path of their submodule, if these
+            differ.
     """
 
     call: Callable[..., Any]
@@ -77,7 +77,7 @@ class Source:
     short_names: dict[str, str] = field(default_factory=dict)
 
     def with_short_names(self) -> Source:
-        """Returns the source with its short names: the paths of submodules are in them."""
+        """Returns the source with its short names, which contain the paths of submodules."""
         if not self.short_names:
             return self
         short, call = self.short_names, self.call
@@ -138,7 +138,7 @@ def record(
         args: The examples by position.
         kwargs: The examples by keyword.
         dynamic_shapes: The sizes that may vary; see `trace_sizes`.
-        train: Whether the program is one of training.
+        train: Whether the program is for training.
         strict: False turns arrays of undeclared objects into constants.
         parts: Whether to record the calls of submodules.
 
@@ -167,7 +167,7 @@ def record_with_equations(
     calls: PartCalls | None = None,
 ) -> tuple[Program, dict[str, Any]]:
     """Records a model; also returns the equation of each outermost call, by the call's name."""
-    fleaves(())  # functors that are new are entered into JAX's registry
+    fleaves(())  # enters new functors into JAX's registry
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_none)
     spec = treespec.tree_spec(tree)
     signature = source.parameters_of_call()
@@ -226,7 +226,7 @@ def record_with_equations(
     input_of = {n: label for (_, n), label in zip(names, graph.inputs, strict=False)}
     changed = []
     for name, value in zip(traced.changed, rest, strict=True):
-        if getattr(value, "name", None) != input_of[name]:  # else it is what it was, given back
+        if getattr(value, "name", None) != input_of[name]:  # otherwise returned unchanged
             changed.append((name, value))
     graph.outputs = (*values, *(value for _, value in changed))
     written = [Output("parameter" if n in source.parameters else "buffer", n) for n, _ in changed]
@@ -286,7 +286,7 @@ _REMEDY = "keep arrays in variables, or take and return what changes"
 
 
 def _static(leaf: Any) -> Any:
-    """Returns an output that is not an array as a program keeps it."""
+    """Returns the form of an output that is not an array in a program."""
     return Size(str(leaf)) if jax.export.is_symbolic_dim(leaf) else leaf
 
 
@@ -323,15 +323,15 @@ class Traced:
         shapes = [_shape(x) for x in (*parameters, *buffers)]
         try:
             return jax.make_jaxpr(self.flat)(*shapes, *given)
-        except ProgramInputError as error:  # of a model that was converted before
+        except ProgramInputError as error:  # from a model that was converted before
             raise ConversionError(str(error)) from error
         except FmapperError:
             raise
-        except Exception as error:  # whatever code of the user says to a tracer
+        except Exception as error:  # the user's code may raise anything
             raise ConversionError(tracer_errors.explain(self._source.name, error)) from error
 
     def flat(self, *arrays: Any) -> Any:
-        """Returns the function of parameters, buffers and arrays among the inputs, in a row."""
+        """Returns the function of parameters, buffers and input arrays as one flat list."""
         source = self._source
         rest = iter(arrays)
         params = {name: next(rest) for name in source.parameters}
@@ -443,7 +443,7 @@ _KINDS = {
 
 
 def _signature(function: Callable[..., Any] | None) -> tuple[Parameter, ...]:
-    """Returns the parameters of a function, as a program keeps them."""
+    """Returns the parameters of a function in the form of a program."""
     if function is None:
         return ()
     found = []

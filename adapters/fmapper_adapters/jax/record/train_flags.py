@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Whether the argument is true in training.
+# Argument -> its value in training.
 NAMES = {
     "train": True,
     "training": True,

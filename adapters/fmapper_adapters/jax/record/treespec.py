@@ -35,7 +35,7 @@ def tree_spec(tree: Any) -> TreeSpec:
 
 
 def _other_fields(tree: Any, fields: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
-    """Returns the fields of a dataclass which its structure has beside the children."""
+    """Returns the fields of a dataclass that are not children, with their values."""
     cls, _ = tree.node_data()
     if not dataclasses.is_dataclass(cls):
         return ()

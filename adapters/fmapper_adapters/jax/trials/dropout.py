@@ -1,4 +1,4 @@
-"""Dropout of functions, as a layer of a library has it."""
+"""Calls of dropout functions, with the interface of a library's dropout layer."""
 
 from __future__ import annotations
 

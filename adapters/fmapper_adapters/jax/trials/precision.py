@@ -14,7 +14,7 @@ from fmapper_adapters.jax import _private
 _NARROW = frozenset({"float32", "float16", "bfloat16"})
 _WIDER = {"complex64": jnp.dtype("complex128")} | dict.fromkeys(_NARROW, jnp.dtype("float64"))
 
-# Functions that are traced within a block are traced anew after it: `jax.jit` heeds this.
+# A part of the key of `jax.jit`'s cache, so that traces within a block are not used after it.
 _PATCHED: Any = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
 
 

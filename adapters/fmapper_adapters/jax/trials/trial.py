@@ -115,11 +115,11 @@ class JaxTrial(Trial):
                 if isinstance(error, ValueError) and not known:
                     raise
                 return Slope(refused=f"{error}".partition("\n")[0])
-            named = {name: np.asarray(jnp.conj(one)) for name, one in gradients.items()}  # uphill
+            named = {name: np.asarray(jnp.conj(one)) for name, one in gradients.items()}
         return Slope(float(jnp.real(found)), named, after)
 
     def _compute(self, weights: Any, state: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
-        args, kwargs = jax.tree.map(lambda x: x, inputs)  # a call may use up a state
+        args, kwargs = jax.tree.map(lambda x: x, inputs)  # copies, since a call may consume a state
         fixed = {n: double(x) if _is_wide() else x for n, x in self._fixed.items()}
         output, changed = self._source.call({**fixed, **weights}, state, *args, **kwargs)
         return output, {name: changed.get(name, array) for name, array in state.items()}
@@ -133,7 +133,7 @@ class JaxTrial(Trial):
     def draw(
         self, weights: Mapping[str, Any], seeds: Sequence[int], *, double: bool = False
     ) -> dict[float, list[list[Any]]]:
-        """Returns the outputs for each seed, with the dropout of one rate at a time."""
+        """Returns the outputs for each seed and dropout rate, without the layers of other rates."""
         if not self._has_keys():
             return {}
         found: dict[float, list[list[Any]]] = {}
@@ -147,7 +147,7 @@ class JaxTrial(Trial):
     def noise(
         self, weights: Mapping[str, Any], seeds: Sequence[int], *, double: bool = False
     ) -> list[list[Any]]:
-        """Returns the outputs for each seed, as the model draws."""
+        """Returns the outputs for each seed, with random numbers of the model's own."""
         with _precision(double=double):
             return self._outputs_of(weights, seeds if self._has_keys() else (0,), double=double)
 
@@ -249,8 +249,8 @@ def _without_dropout(but: float | None = None) -> Iterator[set[float]]:
     """Makes the dropout layers of libraries identities within the block.
 
     Args:
-        but: The rate of layers that stay, drawn at one half at least, and with them those that
-            share masks along dimensions; None if there is none.
+        but: The rate of the layers that still drop elements, one half of them or more. Layers that
+            share masks along dimensions stay, too. None makes all layers identities.
 
     Yields:
         The rates of the other layers that are called.
@@ -291,7 +291,7 @@ def _without_dropout(but: float | None = None) -> Iterator[set[float]]:
 def _move_keys(tree: Any, name: str, seed: Any) -> Any:
     """Returns a tree with other random keys for each seed.
 
-    Arrays of words are keys in arguments that are called so.
+    In arguments with the name of a key, arrays of words count as keys.
     """
 
     def move(x: Any) -> Any:

@@ -34,7 +34,7 @@ def scaled_dot_product_attention(
     """
     if enable_gqa:
         key, value = _for_all_heads(query, key), _for_all_heads(query, value)
-    if not is_floating(query):  # torch accepts these only where the sum has no terms
+    if not is_floating(query):  # torch accepts these only for empty sums
         batch = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
         shape = (*batch, query.shape[-2], value.shape[-1])
         return jnp.zeros(shape, dtype_of("int64") if query.dtype == bool else query.dtype)
@@ -78,7 +78,7 @@ def attention_math(
     scale: Any = None,
     enable_gqa: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the values and the weights; `dropout_mask` is true where dropout keeps one."""
+    """Returns the values and the weights; `dropout_mask` is true where dropout keeps a weight."""
     if enable_gqa:
         key, value = _for_all_heads(query, key), _for_all_heads(query, value)
     weights, _ = _weights(query, key, attn_mask, is_causal, scale)
@@ -193,8 +193,8 @@ def _weights(
     dtype = wide(query.dtype)
     if scale is None:
         scale = query.shape[-1] ** -0.5 if query.shape[-1] else 1.0
-    # XLA fuses a product with the difference in softmax, which then is off by the rounding of large
-    # scores, and their exponential overflows: the query is scaled where its dtype holds that.
+    # XLA fuses a product with the difference in softmax, whose result then has the rounding error
+    # of large scores, and can overflow. So the query is scaled if its dtype can hold it.
     exact = query.dtype == dtype
     query, scale = (query * jnp.asarray(scale, dtype), None) if exact else (query, scale)
     scores = _products(query, key.astype(query.dtype), dtype)

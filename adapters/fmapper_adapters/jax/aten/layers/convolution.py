@@ -52,7 +52,7 @@ def convolve_padded(
     dilation: Sizes = (1,),
     groups: int = 1,
 ) -> jax.Array:
-    """Convolves with padding that keeps the size ("same", the odd one last), or with none."""
+    """Convolves with padding that keeps the size ("same", an odd element last), or without."""
     count = weight.ndim - 2
     widths = [(0, 0)] * count
     if padding == "same":
@@ -145,7 +145,7 @@ def _with_own_derivative(
     groups: int,
     spread: Sizes,
 ) -> Any:
-    """Returns a grouped convolution whose derivative by the weight is a sum over the kernel.
+    """Returns a grouped convolution whose weight gradient is computed per kernel element.
 
     XLA computes that derivative as a convolution with groups in the batch. If the batch is divided
     along only some axes of a mesh, it multiplies the derivative by the sizes of the others (seen

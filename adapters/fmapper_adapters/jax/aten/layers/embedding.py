@@ -26,7 +26,7 @@ def embedding(
     if padding_idx >= 0:
         row = jnp.arange(weight.shape[0])[:, None] == padding_idx
         weight = jnp.where(row, jax.lax.stop_gradient(weight), weight)
-    if weight.shape[0] == 0:  # which jnp.take gives back as it is
+    if weight.shape[0] == 0:  # jnp.take returns it unchanged
         return jnp.zeros((*indices.shape, *weight.shape[1:]), weight.dtype)
     rows = jnp.take(weight, indices, axis=0)
     if not scale_grad_by_freq:
@@ -67,7 +67,7 @@ def embedding_bag(
         mode: 0, 1 or 2.
         sparse: Ignored.
         per_sample_weights: A factor for each row, for sums.
-        include_last_offset: Whether the last offset is where the last bag ends.
+        include_last_offset: Whether the last offset is the end of the last bag.
         padding_idx: A row that is left out, if it is not negative.
 
     Returns:
@@ -146,12 +146,12 @@ def _without_gradient(x: Any) -> Any:
 
 @_without_gradient.defjvp
 def _no_jvp(primals: Any, tangents: Any) -> Any:
-    # what torch divides by here is not how often a row is looked up, as documented
+    # unlike documented, torch does not divide by how often a row is looked up
     raise ValueError("embedding_bag with scale_grad_by_freq=True has no gradient in JAX")
 
 
 def _largest_rows(rows: Any, bag: Any, used: Any, count: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the maxima of each bag, and the rows that they are from: the first of several."""
+    """Returns the maxima of each bag, and the (first) rows with these maxima."""
     known = jax.lax.stop_gradient(jnp.where(used[:, None], rows, -jnp.inf))
     shape = (count, rows.shape[1])
     top = jnp.full(shape, -jnp.inf, rows.dtype).at[bag].max(known)

@@ -35,7 +35,7 @@ def grouped_mm_fallback(x: Any, weight: Any, offs: Any) -> jax.Array:
 def whole_groups(weight: Any) -> Any:
     """Returns the matrices of all groups, gathered on a mesh that divides the groups.
 
-    XLA cannot divide a product by groups: it would send rows about instead, many times.
+    XLA cannot divide a product by groups: it would send rows to and fro instead.
     """
     if count_devices([weight]) == 1:
         return weight
@@ -76,11 +76,11 @@ def in_blocks(
     rows of others.
 
     Args:
-        function: Takes `divided`, as parts, and `others`; returns an array as parts, which has a
-            row for each row of the first.
+        function: Takes `divided`, as parts, and `others`; returns an array in parts with a row for
+            each row of the first array.
         divided: Arrays with rows.
-        repeats: The number of rows of the first array that a row of each stands for.
-        others: What all parts take as it is.
+        repeats: For each array, the number of rows of the first array per row of it.
+        others: Arguments that all parts take unchanged.
     """
     sizes = [x.shape[0] for x in divided]
     rows = {size * times for size, times in zip(sizes, repeats, strict=True)}
@@ -93,7 +93,7 @@ def in_blocks(
 
 @lowering("fmapper::in_each_block", whole=False)
 def in_each_block(function: Callable[..., Any], blocks: Sequence[Any], others: Any) -> Any:
-    """Computes each part of arrays by itself, `blocks[i][part]`, with others that all take."""
+    """Calls a function for each part, with `blocks[i][part]` for all i, and with `others`."""
     return jax.vmap(lambda *own: function(*own, *others))(*blocks)
 
 
@@ -122,5 +122,5 @@ def grouped_mm_in_blocks(x: Any, weight: Any, ends: Any) -> jax.Array:
 
 @lowering("fmapper::invert_order", whole=False, int64="moves")
 def invert_order(order: Any) -> jax.Array:
-    """Returns where each index is in a permutation."""
+    """Returns the position of each index in a permutation."""
     return jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))

@@ -29,7 +29,7 @@ def flex_attention(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the results, and the sums of exponentials and the largest scores, as log2.
 
-    The block mask only says where the mask function, its last part, keeps nothing.
+    The block mask only marks blocks that its last element, the mask function, masks entirely.
     """
     groups = query.shape[1] // key.shape[1]
     dtype = wide(query.dtype)
@@ -51,7 +51,7 @@ def flex_attention(
 
 
 def _like(x: Any, query: Any) -> tuple[int, ...]:
-    """Returns the shape of keys or values for the batch of the queries."""
+    """Returns the shape of keys or values with the batch size of the queries."""
     return (query.shape[0], *x.shape[1:])
 
 

@@ -11,7 +11,7 @@ from fmapper_adapters.jax.aten.pointwise.elementwise import absolute
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import promote, wide
 
-_NEVER = -1e30  # the logarithm of what cannot be; finite, so that gradients are, too
+_NEVER = -1e30  # log of probability zero; finite, for finite gradients
 
 
 def _reduce(x: Any, reduction: int, dtype: Any) -> jax.Array:
@@ -59,7 +59,7 @@ def huber_loss(x: Any, target: Any, reduction: int = 1, delta: float = 1.0) -> j
 
 
 def _square(near: Any, size: Any) -> Any:
-    """Returns squares where they count; of an infinite size elsewhere the slope would be NaN."""
+    """Returns squares where they are used, else zero: the slope of infinity would be NaN."""
     return jnp.square(jnp.where(near, size, 0.0))
 
 
@@ -78,7 +78,7 @@ def _entropy(x: Any, target: Any) -> jax.Array:
     return (target - 1) * _log_at_least(1 - x, -100.0) - target * _log_at_least(x, -100.0)
 
 
-_entropy.defjvps(  # in torch the cut ends no slope
+_entropy.defjvps(  # torch's clamp lets gradients pass
     lambda slope, value, x, target: slope * (x - target) / jnp.maximum((1 - x) * x, 1e-12),
     lambda slope, value, x, target: slope * (jnp.log1p(-x) - jnp.log(x)),
 )
@@ -140,7 +140,7 @@ def multi_margin_loss(
 
 @lowering("aten::multilabel_margin_loss_forward")
 def multilabel_margin_loss(x: Any, target: Any, reduction: int) -> tuple[jax.Array, jax.Array]:
-    """Returns margins between classes that are targets and others, and which ones are targets.
+    """Returns the margins between target and other classes, and which classes are targets.
 
     Targets end at the first -1 of each row; a class that is listed twice counts twice.
     """
@@ -202,7 +202,7 @@ def ctc_loss_forward(
 
     Args:
         log_probs: `(time, batch, classes)`, or `(time, classes)` for one sequence.
-        targets: `(batch, length)`, or those of all sequences one after the other.
+        targets: `(batch, length)`, or the targets of all sequences one after the other.
         input_lengths: Of each sequence.
         target_lengths: Of each sequence.
         blank: The class that stands between labels.
@@ -246,10 +246,10 @@ def ctc_loss_forward(
     total = jnp.where(counts > 0, jnp.logaddexp(final, other)[:, 0], final[:, 0])
     impossible = total < _NEVER / 2
     loss = jnp.where(impossible, 0.0 if zero_infinity else jnp.inf, -total)
-    # Without input there is no loss where nothing is wanted either.
+    # Without input, the loss of an empty target is zero.
     nothing = jnp.where(counts == 0, 0.0, 0.0 if zero_infinity else jnp.inf)
     loss = jnp.where(times == 0, nothing, loss)
-    # torch's gradient is the one that log_softmax passes on unchanged: plus the probabilities.
+    # torch's gradient includes the term of log_softmax: it adds the probabilities.
     alive = jnp.arange(steps)[:, None, None] < times[:, None]
     mass = jnp.sum(jnp.where(alive, jnp.exp(y), 0), (0, 2))
     loss = jnp.where(

@@ -68,7 +68,7 @@ class _Windows:
         for n, k, s, p, d in self._rows():
             reach = d * (k - 1) + 1
             out = (n + 2 * p - reach + (s - 1 if ceil_mode else 0)) // s + 1
-            # a window that begins in the padding at the end does not count
+            # windows that begin in the padding at the end are dropped
             if ceil_mode and (out - 1) * s >= n + p:
                 out = out - 1
             self.outputs.append(out)
@@ -119,7 +119,7 @@ class _Windows:
         return jax.lax.reduce_window(x, start, function, kernel, stride, "VALID")
 
     def starts(self) -> list[Any]:
-        """Returns where windows begin in each dimension, before there is padding."""
+        """Returns where windows begin in each dimension of the array without padding."""
         return [
             jnp.arange(out) * s - p
             for out, s, p in zip(self.outputs, self.stride, self.padding, strict=True)
@@ -201,7 +201,7 @@ def _argmax(
         x.shape[x.ndim - len(kernel) :], starts, kernel, dilation, strict=True
     ):
         start = jnp.asarray(start)[:, None]  # noqa: PLW2901
-        # What is outside is looked at again inside, which changes nothing.
+        # Positions outside are moved onto elements of the window, which changes nothing.
         first, last = -(start // d), (n - 1 - start) // d
         offset = jnp.clip(jnp.arange(k), jnp.maximum(first, 0), last)
         places.append(jnp.clip(start + offset * d, 0, n - 1))
@@ -220,7 +220,7 @@ def _argmax_of(x: Any, places: Sequence[Any]) -> jax.Array:
     """
     value = jax.lax.stop_gradient(x)
     sizes = x.shape[x.ndim - len(places) :]
-    where: Any = None  # in the planes of the dimensions that are done
+    where: Any = None  # indices in the plane of the dimensions searched so far
     inner: Any = 1
     for i in reversed(range(len(places))):
         axis = x.ndim - len(places) + i
@@ -251,7 +251,7 @@ def _best_along(x: Any, places: Any, axis: int) -> Any:
         return where
     windows = _take(x, places.reshape(-1), axis)
     windows = windows.reshape(*x.shape[:axis], outputs, k, *x.shape[axis + 1 :])
-    first = jnp.argmax(windows, axis + 1)  # of NaN, where there is one
+    first = jnp.argmax(windows, axis + 1)  # of the first NaN, if there is one
     if is_floating(x):
         is_nan = jnp.isnan(windows)
         last = k - 1 - jnp.argmax(jnp.flip(is_nan, axis + 1), axis + 1)
@@ -284,7 +284,7 @@ def adaptive_max_pool(x: Any, output_size: Any) -> tuple[jax.Array, jax.Array]:
         begin = np.arange(m) * n // max(m, 1)
         end = -(-(np.arange(m) + 1) * n // max(m, 1))
         longest = np.arange(int(max(end - begin, default=0)))
-        # in a smaller window the last element is looked at again, which changes nothing
+        # smaller windows repeat the last element, which changes nothing
         places.append(np.minimum(begin[:, None] + longest, end[:, None] - 1))
     if x.size == 0 or 0 in output_size:
         shape = (*x.shape[: x.ndim - count], *output_size)
@@ -310,7 +310,7 @@ def fractional_max_pool(
     samples = random_samples.reshape(-1, count)
 
     def of_plane(plane: Any, sample: Any) -> Any:
-        # torch has the samples of planes from the last dimension on, of volumes from the first
+        # torch orders samples from the last dimension for planes, from the first for volumes
         order = (1, 0) if count == 2 else (0, 1, 2)
         starts = [
             _fractional_starts(n, k, m, sample[order[i]])
@@ -359,7 +359,7 @@ def avg_pool(
 ) -> jax.Array:
     """Returns the mean of each window; halves in float32.
 
-    The padding counts for `count_include_pad`, but not what `ceil_mode` puts behind it.
+    With `count_include_pad` the padding counts, except for what `ceil_mode` adds.
     """
     count = len(kernel_size)
     sizes = x.shape[x.ndim - count :]

@@ -176,7 +176,7 @@ def _run_packed(
     x, *ends = _network(step, x, states, params, *options, key=key, active=active)
     row = jnp.arange(data.shape[0])
     time = jnp.searchsorted(first, row, side="right") - 1
-    # Steps without elements begin where the next one does; the last of them is the one that counts.
+    # Steps without elements begin where the next step does; the last such step wins.
     return x[jnp.clip(time, 0, steps - 1), row - first[time]], *ends
 
 
@@ -194,7 +194,7 @@ def _register(
     Args:
         name: The name of torch's operation.
         step: One step of it.
-        states: Returns the kinds of states in torch's argument for them.
+        states: Splits torch's argument for states into its kinds of states.
     """
 
     def run(x: Any, hx: Any, params: Any, *options: Any, key: Any = None) -> tuple[Any, ...]:

@@ -40,7 +40,7 @@ def _scaled_size(n: Any, scale: float) -> Any:
 
 
 def _step(n: Any, m: Any, align_corners: bool, scale: float | None, dtype: Any) -> Any:
-    """Returns the distance in the input of neighbours in the output."""
+    """Returns the distance in the input between neighbouring output pixels."""
     one = _array(1, dtype)
     if align_corners:
         return _array(n - 1, dtype) / _array(m - 1, dtype) if _is_more_than_one(m) else one * 0

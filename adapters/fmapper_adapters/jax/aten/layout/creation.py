@@ -129,7 +129,7 @@ def arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None) -> jax.Arr
         start, end, step = (_truncate(value) for value in (start, end, step))
         length = -(-(end - start) // step) if step != 1 else end - start
         if wanted is not None and np.dtype(dtype) != dtype_of("int64"):
-            length = wanted  # only for int64 torch truncates before it counts
+            length = wanted  # torch truncates before computing the length for int64 only
     else:
         known = all(isinstance(value, int | float) for value in (start, end, step))
         length = math.ceil((end - start) / step) if known else -(-(end - start) // step)

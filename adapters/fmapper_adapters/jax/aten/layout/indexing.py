@@ -19,7 +19,7 @@ from fmapper_adapters.jax.aten.types import cast, dtype_of, is_floating
 @lowering("aten::_unsafe_index", whole=False, int64="moves")
 def index(x: Any, indices: Sequence[Any]) -> jax.Array:
     """Computes `x[indices]`; None is a whole dimension, and a mask selects its true elements."""
-    # what is out of range is NaN, rather than another element
+    # NaN for indices out of range
     return x.at[_positions(indices)].get(mode="fill")
 
 
@@ -91,7 +91,7 @@ def _put_where(x: Any, mask: Any, values: Any, front: int, accumulate: bool) -> 
     if isinstance(values.shape[front], int) and values.shape[front] == 1:
         each = values.reshape(*values.shape[:front], *(1,) * mask.ndim, *values.shape[front + 1 :])
     elif isinstance(values.shape[front], int) and values.shape[front] == 0:
-        return x  # as many as the mask has
+        return x  # one per true element
     else:
         order = jnp.cumsum(mask.reshape(-1).astype("int32")) - 1
         each = jnp.take(values, jnp.maximum(order, 0), axis=front)
@@ -104,7 +104,7 @@ def _put_where(x: Any, mask: Any, values: Any, front: int, accumulate: bool) -> 
 
 @lowering("aten::index_select", int64="moves", dims=dimensions.part)
 def index_select(x: Any, dim: int, index: Any) -> jax.Array:
-    """Returns indices of one dimension, in the order of an array."""
+    """Selects the given indices of one dimension."""
     if x.ndim == 0:
         return x if index.ndim == 0 else jnp.broadcast_to(x, index.shape).reshape(())
     return jnp.take(x, index.reshape(-1), axis=dim)
@@ -113,7 +113,7 @@ def index_select(x: Any, dim: int, index: Any) -> jax.Array:
 @lowering("aten::take", int64="moves")
 def take(x: Any, index: Any) -> jax.Array:
     """Returns elements of the flattened array."""
-    if x.size == 0:  # which jnp.take gives back as it is
+    if x.size == 0:  # jnp.take returns it unchanged
         return jnp.zeros(index.shape, x.dtype)
     return jnp.take(x.reshape(-1), index)
 
@@ -131,7 +131,7 @@ def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> jax.Array:
 
 @lowering("aten::index_add")
 def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> jax.Array:
-    """Returns slices added at indices of a dimension, also several at one."""
+    """Returns the array with slices added at indices of a dimension, which may repeat."""
     source = cast(source, x.dtype)
     if not (isinstance(alpha, int | float) and alpha == 1):
         source = source * cast(alpha, x.dtype) if x.dtype != bool else source & bool(alpha)
@@ -141,13 +141,14 @@ def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> j
 
 @lowering("aten::index_copy", int64="moves")
 def index_copy(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
-    """Returns slices put at indices of a dimension."""
+    """Returns the array with slices replaced at indices of a dimension."""
     if index.size == 1 and x.ndim and source.ndim == x.ndim:  # which XLA writes in place
         start = [0] * x.ndim
         start[dim] = index.reshape(())
         source = cast(source, x.dtype)
         if x.ndim > 2 and x.shape[0] == 1 and dim % x.ndim:
-            # XLA drops one row from products, and would write the array once more for them.
+            # XLA drops dimensions of one row from products, and would write the array a second
+            # time.
             found = jax.lax.dynamic_update_slice(x[0], source[0], start[1:])
             return found.reshape(x.shape)
         return jax.lax.dynamic_update_slice(x, source, start)

@@ -89,7 +89,7 @@ def scatter_by(x: Any, dim: int, index: Any, source: Any, *, reduce: str) -> jax
 def scatter_reduce(
     x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> jax.Array:
-    """Returns elements at one place reduced by sum, prod, mean, amax or amin.
+    """Reduces the elements at each place by sum, prod, mean, amax or amin.
 
     With `include_self=False`, the array's own elements count only where nothing is added. The mean
     of integers is rounded down. Ties of amax and amin share the gradient.
@@ -105,7 +105,7 @@ def scatter_reduce(
 def index_reduce(
     x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> jax.Array:
-    """Returns slices at one index reduced by prod, mean, amax or amin."""
+    """Reduces the slices at each index by prod, mean, amax or amin."""
     if index.size == 0:
         return x
     y = x.reshape(1) if x.ndim == 0 else x

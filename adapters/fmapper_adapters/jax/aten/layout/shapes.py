@@ -99,7 +99,7 @@ def squeeze(x: Any, dim: Any = None) -> jax.Array:
 
 @lowering("aten::expand", int64="moves", dims=pointwise)
 def expand(x: Any, size: Sequence[Any], *, implicit: bool = False) -> jax.Array:
-    """Broadcasts to a size, where -1 keeps what is there."""
+    """Broadcasts to a size, where -1 keeps a dimension's size."""
     front = len(size) - x.ndim
     shape = tuple(
         x.shape[i - front] if isinstance(s, int) and s == -1 else s for i, s in enumerate(size)

@@ -16,7 +16,7 @@ from fmapper_adapters.jax.aten.types import cast
 
 @lowering("aten::select", "aten::select_copy", int64="moves", dims=dimensions.part)
 def select(x: Any, dim: int, index: Any) -> jax.Array:
-    """Selects one index of a dimension, which goes away; negative ones count from the end."""
+    """Selects one index of a dimension, which is dropped; negative indices count from the end."""
     if isinstance(index, jax.Array):
         return jnp.take(x, wrap(index, x.shape[dim]), axis=dim)
     return jax.lax.index_in_dim(x, index, dim, keepdims=False)
@@ -81,14 +81,14 @@ def split_with_sizes(x: Any, split_sizes: Sequence[Any], dim: int = 0) -> tuple[
 def take_apart(
     x: Any, dim: int, sizes: Sequence[int], count: int, chosen: Sequence[int]
 ) -> tuple[jax.Array, ...]:
-    """Returns some of the arrays that lie block by block in one, with a part of each in a block.
+    """Returns some of the arrays that are packed in one, of which each block has a part of each.
 
     Args:
         x: The array.
-        dim: The dimension along which they lie.
+        dim: The dimension along which they are packed.
         sizes: Their sizes along it.
         count: The number of blocks.
-        chosen: Which of them.
+        chosen: The indices of the arrays to return.
     """
     found = separate(x, dim, sizes, count)
     return tuple([found[at] for at in chosen])
@@ -98,7 +98,7 @@ def take_apart(
 def take_part(
     x: Any, dim: int, sizes: Sequence[int], count: int, chosen: Sequence[int]
 ) -> jax.Array:
-    """Returns one of the arrays that lie block by block in one; see `take_apart`."""
+    """Returns one of the arrays that are packed in one; see `take_apart`."""
     (found,) = take_apart(x, dim, sizes, count, chosen)
     return found
 

@@ -117,7 +117,7 @@ def runs(
     *,
     size: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns each run of equal elements of a row once, where it is known how many there are."""
+    """Returns each run of equal elements of a row once, if the number of runs is known."""
     new = jnp.concatenate([jnp.ones(1, bool), x[1:] != x[:-1]])
     starts = jnp.nonzero(new, size=size, fill_value=0)[0]
     counts = jnp.append(starts[1:], x.shape[0]) - starts
@@ -133,7 +133,7 @@ def unique_static(
     *,
     size: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns each element once, in order, where it is known how many there are."""
+    """Returns each distinct element once, in order, if their number is known."""
     flat = x.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     values, inverse, counts = runs(flat[order], True, True, size=size)
@@ -216,7 +216,7 @@ def searchsorted(
 
 
 def _places(edges: Any, x: Any, behind: bool) -> jax.Array:
-    """Searches by bisection; NaN, which is below nothing, belongs at the end."""
+    """Searches by bisection; NaN sorts last."""
     low = jnp.zeros(x.shape, np.int32)
     high = jnp.full(x.shape, edges.shape[0], np.int32)
     if edges.shape[0] == 0:

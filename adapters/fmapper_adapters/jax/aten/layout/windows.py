@@ -24,7 +24,7 @@ def _phases(size: Any, periodic: bool, dtype: Any) -> tuple[jax.Array, Any]:
 def hamming_window(
     size: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, *, dtype: Any = None
 ) -> jax.Array:
-    """Returns a cosine that does not reach zero."""
+    """Returns the Hamming window, a cosine that does not reach zero."""
     at, dtype = _phases(size, periodic, dtype)
     found = alpha - beta * jnp.cos(2 * math.pi * at)
     return (jnp.ones_like(at) if size == 1 else found).astype(dtype)
@@ -32,13 +32,13 @@ def hamming_window(
 
 @lowering("aten::hann_window")
 def hann_window(size: Any, periodic: bool = True, *, dtype: Any = None) -> jax.Array:
-    """Returns a cosine that reaches zero."""
+    """Returns the Hann window, a cosine that reaches zero."""
     return hamming_window(size, periodic, 0.5, 0.5, dtype=dtype)
 
 
 @lowering("aten::blackman_window")
 def blackman_window(size: Any, periodic: bool = True, *, dtype: Any = None) -> jax.Array:
-    """Returns the sum of two cosines."""
+    """Returns the Blackman window, a sum of two cosines."""
     at, dtype = _phases(size, periodic, dtype)
     found = 0.42 - 0.5 * jnp.cos(2 * math.pi * at) + 0.08 * jnp.cos(4 * math.pi * at)
     return (jnp.ones_like(at) if size == 1 else found).astype(dtype)
@@ -46,7 +46,7 @@ def blackman_window(size: Any, periodic: bool = True, *, dtype: Any = None) -> j
 
 @lowering("aten::bartlett_window")
 def bartlett_window(size: Any, periodic: bool = True, *, dtype: Any = None) -> jax.Array:
-    """Returns a triangle."""
+    """Returns the Bartlett window, a triangle."""
     at, dtype = _phases(size, periodic, dtype)
     return (jnp.ones_like(at) if size == 1 else 1 - jnp.abs(2 * at - 1)).astype(dtype)
 
@@ -55,7 +55,7 @@ def bartlett_window(size: Any, periodic: bool = True, *, dtype: Any = None) -> j
 def kaiser_window(
     size: Any, periodic: bool = True, beta: float = 12.0, *, dtype: Any = None
 ) -> jax.Array:
-    """Returns a ratio of Bessel functions."""
+    """Returns the Kaiser window, a ratio of Bessel functions."""
     at, dtype = _phases(size, periodic, dtype)
     height = beta * jnp.sqrt(jnp.maximum(1 - (2 * at - 1) ** 2, 0))
     found = jax.scipy.special.i0e(height) * jnp.exp(height - beta)

@@ -1,7 +1,7 @@
 """Factorisations of matrices, and solvers that use them.
 
-What torch refuses at run time, as the Cholesky factor of an indefinite matrix or the inverse of a
-singular one, is NaN or infinite here: a compiled program cannot raise.
+Where torch raises at run time, as for the Cholesky factor of an indefinite matrix or the inverse of
+    a singular one, results are NaN or infinite here: a compiled program cannot raise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _hermitian(a: Any, lower: bool, symmetric: bool = True) -> Any:
     """
     half = jnp.tril(a) if lower else jnp.triu(a)
     rest = jnp.tril(a, -1) if lower else jnp.triu(a, 1)
-    if jnp.iscomplexobj(a):  # nobody reads the imaginary parts of the diagonal
+    if jnp.iscomplexobj(a):  # the imaginary parts of the diagonal are ignored
         half = rest + jnp.where(jnp.eye(a.shape[-1], dtype=bool), a.real, 0)
     return half + _h(rest)
 
@@ -62,7 +62,7 @@ def _lu(a: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _permutation(pivots: Any, size: int) -> jax.Array:
-    """Turns swapped rows, counted from one, into where each row comes from."""
+    """Converts swaps of rows, counted from one, to the source index of each row."""
     return jax.lax.linalg.lu_pivots_to_permutation(pivots - 1, size)
 
 
@@ -124,7 +124,7 @@ def lu_unpack(
 def lu_solve(
     lu: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool = False
 ) -> jax.Array:
-    """Solves A X = B, for `left=False` X A = B, for `adjoint` with the adjoint of A."""
+    """Solves A X = B, or X A = B for `left=False`; for `adjoint`, A is replaced by its adjoint."""
     if not left:
         return _h(lu_solve(lu, pivots, _h(b), adjoint=not adjoint))
     batch = jnp.broadcast_shapes(lu.shape[:-2], b.shape[:-2])
@@ -375,7 +375,7 @@ def _default_cut(a: Any) -> float:
 
 @jax.custom_jvp
 def _pseudoinverse(a: Any, atol: Any, rtol: Any) -> Any:
-    """Returns the pseudoinverse, with a gradient that needs no distinct singular values."""
+    """Returns the pseudoinverse, with a gradient that also holds for equal singular values."""
     u, s, vh = svd(a)
     kept = s > jnp.maximum(atol, rtol * jnp.max(s, -1))[..., None]
     inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)

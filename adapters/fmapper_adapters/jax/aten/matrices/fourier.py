@@ -13,7 +13,7 @@ from fmapper_adapters.jax.aten.table import lowering
 
 
 def _scale(x: Any, count: Any, normalization: int) -> jax.Array:
-    """Scales not at all (0), by the root of the number of elements (1), or by that number (2)."""
+    """Divides by nothing (0), by the root of the number of elements (1), or by the number (2)."""
     if normalization == 0:
         return x
     return x / (math.sqrt(count) if normalization == 1 else count)

@@ -14,7 +14,7 @@ from fmapper_adapters.jax.aten.types import cast, category, dtype_of, promote, p
 
 
 def of_one_dtype(x: Any, *others: Any) -> tuple[Any, ...]:
-    """Returns operands of a product in the dtype of the last one that is given.
+    """Returns operands of a product in the dtype of the last operand that is not None.
 
     torch refuses mixed dtypes. They occur only if the arrays of a converted model were cast, and
     then the dtype of the weight is the intended one.
@@ -132,7 +132,7 @@ def einsum(equation: str, operands: Sequence[Any], *, path: Any = None) -> jax.A
 
 
 def _find_lone_sums(equation: str, x: Any, y: Any) -> tuple[bool, bool] | None:
-    """Returns the operand whose dimensions are summed before the product; None if not all are."""
+    """Returns the operands with dimensions to sum before the product; None if others remain."""
     terms, arrow, output = equation.replace(" ", "").partition("->")
     pair = terms.split(",")
     sizes = [_sizes(term, operand.shape) for term, operand in zip(pair, (x, y), strict=True)]
@@ -188,7 +188,7 @@ def trilinear(
 def kron(x: Any, y: Any) -> jax.Array:
     """Returns the Kronecker product."""
     x, y = promote_arrays(x, y)
-    if x.dtype == bool:  # which JAX does not multiply
+    if x.dtype == bool:  # JAX does not multiply bools
         return jnp.kron(x.astype("int8"), y.astype("int8")).astype(bool)
     return jnp.kron(x, y)
 

@@ -82,7 +82,7 @@ def cdist(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> ja
 
 
 def _euclidean(x: Any, y: Any) -> jax.Array:
-    # The squares are part of the product, as torch has it: what cancels, cancels there too.
+    # The squares are part of the product, as in torch, so that cancellation is the same.
     x2, y2 = (jnp.sum(a * a, -1, keepdims=True) for a in (x, y))
     left = jnp.concatenate([-2 * x, x2, jnp.ones_like(x2)], -1)
     right = jnp.concatenate([y, jnp.ones_like(y2), y2], -1)

@@ -62,7 +62,7 @@ def _over_batch(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def _eliminate(state: Any, conj: Callable[[Any], Any]) -> Any:
-    """Eliminates the next row or two of a matrix, of which both triangles keep the rest."""
+    """Eliminates the next one or two rows; the remainder is kept in both triangles."""
     k, a, pivots, info = state
     n = a.shape[-1]
     rows = jnp.arange(n)
@@ -109,7 +109,7 @@ def _inverse(a: Any, b: Any, c: Any, d: Any, unused: Any) -> Any:
 
 @lowering("aten::linalg_ldl_solve")
 def ldl_solve(factors: Any, pivots: Any, b: Any, *, hermitian: bool = False) -> jax.Array:
-    """Solves with what `ldl_factor` gives, for columns b."""
+    """Solves A X = B with the factors of A from `ldl_factor`."""
     n = factors.shape[-1]
     batch = jnp.broadcast_shapes(factors.shape[:-2], b.shape[:-2])
     factors, b = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (factors, b))
@@ -136,7 +136,7 @@ def _swap(x: Any, i: Any, j: Any) -> Any:
 
 
 def _down(state: Any, f: Any, pivots: Any, conj: Callable[[Any], Any]) -> Any:
-    """Returns one step of solving with L and D: a row, or two of a block."""
+    """Runs one step of solving with L and D: one row, or the two rows of a block."""
     k, x = state
     n = f.shape[-1]
     rows = jnp.arange(n)
@@ -151,13 +151,13 @@ def _down(state: Any, f: Any, pivots: Any, conj: Callable[[Any], Any]) -> Any:
     block = _inverse(f[k, k], conj(c), c, f[next_row, next_row], single)
     pair = block @ jnp.stack([x[k], x[next_row]])
     first, second = jnp.where(single, x[k] / f[k, k], pair[0]), pair[1]
-    # the second row first: for the last one both are the same
+    # the second row first, since for the last row both are the same
     x = x.at[next_row].set(jnp.where(single, x[next_row], second)).at[k].set(first)
     return last.astype("int32") + 1, x
 
 
 def _up(state: Any, f: Any, pivots: Any, conj: Callable[[Any], Any]) -> Any:
-    """Returns one step of solving with the transposed L, from below."""
+    """Runs one step of solving with the transposed L, from the last row up."""
     k, x = state
     rows = jnp.arange(f.shape[-1])
     single = pivots[k] > 0

@@ -1,7 +1,7 @@
 """Activation functions other than the plain elementwise ones.
 
-They are written with `where`, not with minimum and maximum: at a bound torch gives a gradient of
-zero, and those would give half of one. Halves are computed in float32 and rounded once.
+They are written with `where`, not with minimum and maximum: at a bound torch's gradient is zero,
+and theirs would be one half. Halves are computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def rrelu(
     training: bool = False,
     generator: Any = None,
 ) -> jax.Array:
-    """Returns a leaky relu whose slope is the mean of the bounds, as when nothing is drawn."""
+    """Returns a leaky relu whose slope is the mean of the bounds, as in evaluation."""
     return leaky_relu(x, (lower + upper) / 2)
 
 

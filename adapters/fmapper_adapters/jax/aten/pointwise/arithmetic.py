@@ -45,7 +45,7 @@ def in_opmath(*operands: Any, to_float: bool = False, exact: bool = False) -> tu
 
 
 def _factor(number: Any, dtype: Any) -> Any:
-    """Returns a factor as the dtype of the result holds it; 1 stays what it is."""
+    """Rounds a factor to the dtype of the result; 1 is unchanged."""
     one = isinstance(number, int | float) and number == 1
     return 1 if one else cast(number, dtype).astype(wide(dtype))
 
@@ -127,9 +127,9 @@ def _rest_of(x: Any, y: Any) -> jax.Array:
 
 @jax.custom_jvp
 def _rest_of_floats(x: Any, y: Any) -> jax.Array:
-    """Computes the remainder; its slope by the divisor is minus the exact quotient rounded down.
+    """Computes the remainder; its derivative by the divisor is minus the exact floored quotient.
 
-    JAX takes the quotient as it is rounded to the nearest float: one off next to a whole number.
+    JAX's derivative uses the rounded quotient, which is off by one next to a whole number.
     """
     return _rest_of(x, y)
 
@@ -158,7 +158,7 @@ def power(x: Any, y: Any) -> jax.Array:
         return _known_power(base, y).astype(dtype)
     if is_complex(dtype):
         return _complex_power(base, exponent)
-    # Powers of 0 to the 0 have no slope, as in torch: JAX gives them NaN.
+    # The gradient of 0 ** 0 is zero, as in torch; in JAX it is NaN.
     return jnp.power(jnp.where((base == 0) & (exponent == 0), 1, base), exponent).astype(dtype)
 
 
@@ -179,13 +179,13 @@ def _known_power(x: Any, y: float) -> jax.Array:
 
 
 def _complex_power(x: Any, y: Any) -> jax.Array:
-    """Computes powers as torch has them, of zero and of infinite numbers, too."""
+    """Computes powers as torch does, also of zero and infinite numbers."""
     none = (x == 0) & (y.real > 0)
     return jnp.where(none, 0, jnp.exp(y * jnp.log(jnp.where(none, 1, x))))
 
 
 def _integer_power(x: Any, y: Any) -> jax.Array:
-    """Wraps as torch does; negative exponents give zero unless x is 1 or -1."""
+    """Wraps around as in torch; negative exponents give zero unless x is 1 or -1."""
     dtype = x.dtype
     if _is_bool(dtype):
         return x | ~y

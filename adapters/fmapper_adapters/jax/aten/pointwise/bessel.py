@@ -1,7 +1,7 @@
 """Bessel and Airy functions and erfcx, as Chebyshev series piece by piece.
 
 Neither XLA nor `jax.scipy` has them. The series come from interpolation of `scipy.special` in
-float64 at the first use: JAX depends on SciPy, so that it is always there.
+float64 at the first use: JAX depends on SciPy, so it is always installed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _scipy() -> Any:
     return importlib.import_module("scipy.special")
 
 
-_NEAR = 8.0  # between the series in x and those in 1 / x
+_NEAR = 8.0  # the boundary between the series in x and those in 1 / x
 
 
 def _near(name: str) -> Callable[[Any], Any]:
@@ -146,7 +146,7 @@ def bessel_y1(x: Any) -> jax.Array:
     return _for_positive(x, lambda z: _bessel(z, 1, "y"), -math.inf)
 
 
-_MIDDLE = 2.0  # between the series of the modified functions
+_MIDDLE = 2.0  # the boundary between the series of the modified functions
 
 
 @functools.cache
@@ -174,7 +174,7 @@ def _modified_far(order: int) -> Callable[[Any], Any]:
 
 
 def _modified_k(x: Any, order: int, *, scaled: bool) -> jax.Array:
-    """Computes K of order 0 or 1 for positive x, times exp(x) if it is to be scaled."""
+    """Computes K of order 0 or 1 for positive x, times exp(x) if scaled."""
     near = x <= _MIDDLE
     z = jnp.where(near, x, 1)
     even = _evaluate(_series(_modified_near(order)), 2 * (z / _MIDDLE) ** 2 - 1)
@@ -231,7 +231,7 @@ def erfcx(x: Any) -> jax.Array:
     return jnp.where(x < 0, 2 * jnp.exp(below * below) - found, found)
 
 
-_AIRY = 4.0  # between the series of the Airy function, on both sides of zero
+_AIRY = 4.0  # the boundaries between the series of the Airy function, on both sides of zero
 
 
 def _airy_middle(t: Any) -> Any:

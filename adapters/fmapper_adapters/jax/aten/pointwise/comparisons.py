@@ -78,7 +78,7 @@ def minimum(x: Any, y: Any) -> jax.Array:
 
 @jax.custom_jvp
 def _maximum(x: Any, y: Any) -> jax.Array:
-    """Computes `jnp.maximum`; as in torch, the one not taken gets no gradient, not even of NaN."""
+    """Computes `jnp.maximum`; as in torch, the other operand gets no gradient, not even for NaN."""
     return jnp.maximum(x, y)
 
 
@@ -123,7 +123,7 @@ def _binary(function: Callable[..., Any], *ops: str) -> None:
 
 
 def _comparison(function: Callable[..., Any], *ops: str) -> None:
-    """Registers a comparison; a number that no integer reaches is infinite."""
+    """Registers a comparison; numbers beyond the range of integers count as infinite."""
     lowering(*ops, int64="looks", dims=pointwise)(
         lambda x, y: function(*promote(within(x, y), within(y, x)))
     )
@@ -171,7 +171,7 @@ def signbit(x: Any) -> jax.Array:
 
 @lowering("aten::bitwise_left_shift", "aten::__lshift__")
 def left_shift(x: Any, y: Any) -> jax.Array:
-    """Returns bits to the left; a shift that is negative or too wide gives zero."""
+    """Shifts bits left; a shift that is negative or too wide gives zero."""
     x, y = promote(x, y)
     if is_floating(x):
         return x * jnp.power(jnp.asarray(2, x.dtype), y)
@@ -181,7 +181,7 @@ def left_shift(x: Any, y: Any) -> jax.Array:
 
 @lowering("aten::bitwise_right_shift", "aten::__rshift__")
 def right_shift(x: Any, y: Any) -> jax.Array:
-    """Shifts right with the sign; a shift that is negative or too wide leaves only the sign."""
+    """Shifts bits right, keeping the sign; a negative or too wide shift leaves only the sign."""
     x, y = promote(x, y)
     if is_floating(x):
         return x / jnp.power(jnp.asarray(2, x.dtype), y)

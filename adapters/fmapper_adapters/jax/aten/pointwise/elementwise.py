@@ -77,7 +77,7 @@ def _log2(x: Any) -> jax.Array:
 
 def _exp2(x: Any) -> jax.Array:
     """Computes 2 ** x, exact where x is whole."""
-    if is_complex(x):  # each part by itself, or infinity times 0j would be NaN
+    if is_complex(x):  # separate parts, since infinity times 0j would be NaN
         power = np.log(2).astype(x.real.dtype)
         return jnp.exp(jax.lax.complex(x.real * power, x.imag * power))
     return jnp.power(jnp.asarray(2, x.dtype), x)
@@ -260,7 +260,7 @@ def silu(x: Any) -> jax.Array:
 def gelu(x: Any, *, approximate: str = "none") -> jax.Array:
     """Returns the Gaussian error linear unit, halves in float32.
 
-    By erf, as torch computes it: `jax.nn.gelu` takes erfc, for which XLA computes more on the CPU.
+    It uses erf, as torch does: `jax.nn.gelu` takes erfc, for which XLA computes more on the CPU.
     """
     y = x.astype(wide(x.dtype))
     if approximate == "tanh":

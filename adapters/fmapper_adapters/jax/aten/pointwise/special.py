@@ -33,7 +33,7 @@ def unary(*ops: str) -> Callable[[Function], Function]:
 
 
 def binary(*ops: str) -> Callable[[Function], Function]:
-    """Registers a function of two floats, likewise."""
+    """Registers a function of two floats, in the same way."""
 
     def add(function: Function) -> Function:
         def lower(x: Any, y: Any) -> jax.Array:
@@ -76,7 +76,7 @@ i0.defjvps(lambda slope, value, x: slope * jsp.i1(x))  # type: ignore[attr-defin
 
 @jax.custom_jvp
 def _add_exponentials(x: Any, y: Any) -> jax.Array:
-    """Computes `jnp.logaddexp`; two slopes add up to one where rounding hides the sum, too."""
+    """Computes `jnp.logaddexp`; slopes add up to one, even after rounding."""
     return jnp.logaddexp(x, y)
 
 
@@ -89,7 +89,7 @@ _add_exponentials.defjvps(
 @binary("aten::logaddexp2")
 @jax.custom_jvp
 def logaddexp2(x: Any, y: Any) -> jax.Array:
-    """Computes logarithms of sums of powers of two, with such slopes."""
+    """Computes logarithms of sums of powers of two, with slopes that add up to one."""
     return jnp.logaddexp2(x, y)
 
 
@@ -101,7 +101,7 @@ logaddexp2.defjvps(  # type: ignore[attr-defined]
 
 @binary("aten::logaddexp")
 def logaddexp(x: Any, y: Any) -> jax.Array:
-    """Computes logaddexp; complex results keep the larger one's imaginary part, beyond pi too."""
+    """Computes logaddexp; complex results keep the larger term's imaginary part, even beyond pi."""
     if not jnp.iscomplexobj(x):
         return _add_exponentials(x, y)
     first = x.real >= y.real
@@ -109,7 +109,7 @@ def logaddexp(x: Any, y: Any) -> jax.Array:
     infinite = ~jnp.isfinite(large.real) & (large.real == small.real)
     negligible = jnp.where(infinite, 0, small - large)
     found = large + jnp.log1p(jnp.exp(negligible))
-    # Finite numbers are masked: what is not chosen must not overflow, or its derivative is NaN.
+    # Values that are not selected must not overflow either, or the derivative is NaN.
     ends = (jnp.where(infinite, x, 0) for x in (small, large))
     both = jnp.where(large.real < 0, small, jnp.log(sum(map(jnp.exp, ends))))
     return jnp.where(infinite, both, found)
@@ -143,7 +143,7 @@ def _hurwitz(s: Any, q: Any) -> jax.Array:
     return jnp.where(s == 1, jnp.inf, jnp.where((s < 1) | is_nan(q), jnp.nan, found))
 
 
-_FARTHEST = 1e5  # as many terms at most
+_FARTHEST = 1e5  # the largest number of terms
 
 
 @_hurwitz.defjvp
@@ -190,7 +190,7 @@ def _gamma_ends(a: Any, x: Any, function: Function, for_zero_a: float, zero_x: f
 
 @lowering("aten::logit", dims=pointwise)
 def logit(x: Any, eps: float | None = None) -> jax.Array:
-    """Computes `log(x / (1 - x))`, where x is first brought within eps of 0 and 1."""
+    """Computes `log(x / (1 - x))`, where x is first clamped to [eps, 1 - eps]."""
     (x,) = promote(x, to_float=True)
     y = x.astype(wide(x.dtype))
     if eps is not None:

@@ -1,4 +1,4 @@
-"""Finds checks of values, as of `equinox.error_if`: branches that call Python to raise an error."""
+"""Finds checks such as `equinox.error_if`: branches that call Python to raise an error."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from fmapper_adapters.jax.record import frames
 
 _CALLS = {"custom_jvp_call", "custom_vjp_call"}
 _WITHIN = {"jit", "pjit"}
-# Of Lineax: what it computes is in a function among its parameters, and it has its own derivative.
+# Lineax's primitive: it computes a function among its parameters, and has its own derivative.
 _OPENED = {"linear_solve"}
 
 
@@ -27,16 +27,15 @@ class Function:
     """A function that is called in a program.
 
     Attributes:
-        name: Its name; `jax::relu` where it is one of JAX's own.
+        name: Its name; such as `jax::relu` if JAX itself defines it.
         taken: Which operands have derivatives.
         given: Which results have derivatives.
-        body: What it computes, of all operands, as a closed jaxpr.
-        differentiate: Makes the program from the operands and the cotangents of those results to
-            the cotangents of some of those operands, as a closed jaxpr.
-        names: What its code calls the operands, where that is known.
-        opens_rule: Tells whether JAX, where it differentiates twice, differentiates the operations
-            of its rule, which does not call the function: elsewhere its derivative would be used
-            again.
+        body: The computation of its results from all operands, as a closed jaxpr.
+        differentiate: Makes the closed jaxpr from the operands and the cotangents of these results
+            to the cotangents of some of these operands.
+        names: The names of the operands in its code, if known.
+        opens_rule: Returns whether the second derivative is that of the operations in the rule. It
+            is not if the rule calls the function itself, whose derivative is used again.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Function:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is one of JAX's own."""
+        """Whether JAX itself defines it."""
         return self.name.startswith("jax::")
 
 
@@ -71,7 +70,7 @@ def function_of(eqn: Any) -> Function | None:
         return _gamma(eqn)
     else:
         return None
-    found = eqn.params.get("num_consts", 0)  # in the surroundings of the function
+    found = eqn.params.get("num_consts", 0)  # from the scope around the function
     taken = tuple(i for i, v in enumerate(eqn.invars) if i >= found and _is_real(v.aval))
     given = tuple(i for i, v in enumerate(eqn.outvars) if _is_real(v.aval))
     names = () if label.startswith("jax::") else _names(body, len(eqn.invars) - found)
@@ -124,9 +123,9 @@ def _backward(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> Any:
 
 
 def _calls_itself(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> bool:
-    """Returns whether the rule of a function computes its results by the function.
+    """Returns whether the rule of a function computes its results by calling the function.
 
-    As in `return f(x), x`. JAX differentiates what the rule computes, if it differentiates twice.
+    An example is `return f(x), x`. A second derivative is that of the operations in the rule.
     """
     run = results_of(eqn)
 
@@ -156,9 +155,9 @@ def _calls_itself(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> b
 
 
 def _maker_of(jaxpr: Any, at: int, outer: Mapping[Any, Any]) -> tuple[Any, list[Any], int]:
-    """Returns the equation that makes a result, its operands, and which of its results that is.
+    """Returns the equation that computes an output, its operands, and the index of its result.
 
-    It may be within a function that is compiled by itself.
+    The equation may be in a nested jitted function.
     """
     wanted = jaxpr.outvars[at]
     for eqn in jaxpr.eqns:
@@ -173,7 +172,7 @@ def _maker_of(jaxpr: Any, at: int, outer: Mapping[Any, Any]) -> tuple[Any, list[
 
 
 def _solution(eqn: Any) -> Any:
-    """Returns the part of `custom_linear_solve` that solves, of all of its operands."""
+    """Returns the solver of `custom_linear_solve` as a function of all operands."""
     counts = eqn.params["const_lengths"]
     solve = eqn.params["jaxprs"].solve
     first = counts.matvec + counts.vecmat
@@ -197,7 +196,7 @@ def _trace_rule(eqn: Any) -> Any:
 
 
 def _gamma(eqn: Any) -> Function:
-    """Returns a sample as JAX draws it, all elements side by side; its derivative as JAX has it."""
+    """Returns a gamma sample as JAX draws it, vectorised, with JAX's derivative."""
     primitive, in_logarithms = eqn.primitive, eqn.params["log_space"]
     draw = primitive.impl
     more = {"use_vmap": True} if "use_vmap" in inspect.signature(draw).parameters else {}
@@ -237,7 +236,7 @@ def _label(body: Any) -> str:
 
 
 def _names(body: Any, count: int) -> tuple[str, ...]:
-    """Returns the parameters of a function that has as many; none where they are unknown."""
+    """Returns the names of a function's parameters if there are `count` of them, else none."""
     info = getattr(getattr(body, "jaxpr", body), "debug_info", None)
     name, _, place = str(getattr(info, "func_src_info", "")).partition(" at ")
     file, _, line = place.rpartition(":")

@@ -1,4 +1,4 @@
-"""Solutions of linear systems by an LU factorisation, as `jnp.linalg.solve` finds them."""
+"""Recognises the solution of linear systems by an LU factorisation, as in `jnp.linalg.solve`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _DTYPES = ("float32", "float64")
 def system_of(
     eqn: Any, args: Sequence[Any], calls: Sequence[Call]
 ) -> tuple[tuple[Any, Any], dict[str, bool]] | None:
-    """Returns the matrix and the right-hand side of a system that is solved by its LU factors.
+    """Returns the matrix and the right-hand side of a system that is solved by an LU factorisation.
 
-    What its solution is, and the derivative of that, follow from the matrix alone: a target may
-    solve it by a function of its own. The unknowns are along the last dimension of the latter.
+    Matrix and right-hand side determine the solution and its derivative, so a target may use its
+    own solver. The unknowns are along the last dimension of the right-hand side.
 
     Args:
         eqn: An equation.
@@ -24,8 +24,8 @@ def system_of(
         calls: The calls before it.
 
     Returns:
-        The operands, and whether the matrix is `transposed`; None for other equations, as of
-        systems that are solved in steps.
+        The operands, and whether the matrix is `transposed`; None for other equations, such as
+        iterative solvers.
     """
     if eqn.primitive.name != "custom_linear_solve":
         return None
@@ -72,7 +72,7 @@ def _multiplies_transpose(jaxpr: Any) -> bool:
 
 
 def _steps(jaxpr: Any) -> list[Any]:
-    """Returns the equations that do something, if each takes what the one before gives."""
+    """Returns the equations of a chain, in which each takes the results of the one before."""
     before = None
     found = []
     for eqn in jaxpr.eqns:
@@ -93,7 +93,7 @@ def _is_product(eqn: Any, operands: list[Any], wanted: Any) -> bool:
 
 
 def _factors_of(value: Any, calls: Sequence[Call]) -> str:
-    """Returns the matrix whose LU factors a value has; empty for other values."""
+    """Returns the name of the matrix whose LU factors a value contains; empty for other values."""
     made = {call.name: call for call in calls}
     for op in ("sym::getitem", "lax::lu", "lax::stop_gradient"):
         call = made.get(value.name) if isinstance(value, Ref) else None

@@ -1,4 +1,4 @@
-"""Loops whose steps call parts, and branches that hold arrays."""
+"""Loops whose iterations call parts, and branches that hold arrays."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def read_step(
 ) -> Sequence[Any]:  # fmt: skip
     """Reads one step of a scan between a call that begins it and one that ends it.
 
-    `loop_begin` takes the first carry and the arrays of rows, and gives the carry and the rows of
-    a step; `loop_end` takes those, the next carry and the rows that the step gives, and gives what
-    the scan does.
+    `loop_begin` takes the first carry and the arrays of rows, and returns the carry and the rows of
+    a step; `loop_end` takes these, the next carry and the rows that the step returns, and returns
+    the results of the scan.
 
     Args:
         eqn: The scan.
@@ -69,7 +69,7 @@ def read_step(
 
 
 def with_all(branches: tuple[Graph, ...], counts: list[int]) -> tuple[Graph, ...]:
-    """Gives every branch the arrays of all, of which each uses its own."""
+    """Extends the inputs of each branch by the arrays of the others, so that all take the same."""
     found = []
     for own, branch in enumerate(branches):
         names: list[str] = []

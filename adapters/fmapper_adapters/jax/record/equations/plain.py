@@ -30,18 +30,18 @@ def kind(aval: Any) -> tuple[str, tuple[int | str, ...]]:
 
 
 def path(eqn: Any, outer: str) -> str:
-    """Returns the names of the scopes that an equation stands in, as Flax names its modules."""
+    """Returns the names of the scopes around an equation; Flax names modules by them."""
     own = str(eqn.source_info.name_stack)
     return "/".join(part for part in (outer, own) if part)
 
 
 def source(eqn: Any, within: tuple[str, int, int, str] | None = None) -> str:
-    """Returns the innermost line that is not of JAX or Flax, else the innermost.
+    """Returns the innermost source line outside of JAX and Flax, else the innermost one.
 
     Args:
         eqn: The equation.
-        within: A file, lines in it, and a function there, of which a line is to be returned if
-            there is one; else the innermost of those lines.
+        within: A file, a range of its lines, and a function there. Lines of that function are
+            preferred, then lines in the range.
     """
     traceback = eqn.source_info.traceback
     if traceback is None:

@@ -1,4 +1,4 @@
-"""Operations of jax.experimental.sparse, in those on dense arrays that they amount to."""
+"""Operations of jax.experimental.sparse in terms of operations on dense arrays."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 
 def on_dense_arrays(eqn: Any) -> Any | None:
-    """Returns an operation on the arrays of BCOO or BCSR matrices; None for anything else.
+    """Rewrites an operation on BCOO or BCSR matrices; None for anything else.
 
-    No matrix is made dense for that: elements that are not specified stay out of products, as they
-    do in JAX, where infinity times such an element is zero.
+    No matrix is made dense: unspecified elements do not take part in products, as in JAX, where
+        infinity times such an element is zero.
     """
     name = eqn.primitive.name
     if not name.startswith(("bcoo_", "bcsr_")):
@@ -42,7 +42,7 @@ def _bcoo_product(
     preferred_element_type: Any,
     lhs_spinfo: Any,
 ) -> Any:
-    """Multiplies the specified elements with the rows that they meet, and sums by place."""
+    """Multiplies the specified elements with their rows of `rhs`, and sums by position."""
     (left_summed, right_summed), (left_batch, right_batch) = dimension_numbers
     shape, batch = lhs_spinfo.shape, indices.ndim - 2
     # Each dimension has a number: those of the left operand, then the free ones of the right one.

@@ -38,7 +38,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def _batch(args: Any, dims: Any, **params: Any) -> Any:
-    """Has parts take and give batches along the first dimension, wherever `vmap` has put them."""
+    """Moves batch dimensions of `vmap` to the front of the arguments and results of parts."""
     moved = [jnp.moveaxis(x, dim, 0) if dim else x for x, dim in zip(args, dims, strict=True)]
     return mark.bind(*moved, **params), [0 if dim else dim for dim in dims]
 
@@ -60,7 +60,7 @@ class PartCalls:
         self.first_paths: dict[str, str] = {}
         self.noted: list[dict[str, Any]] = []
         self._open: list[int] = []  # ids of the objects whose methods run
-        self._lines: list[tuple[str, int, int, str] | None] = []  # of those methods
+        self._lines: list[tuple[str, int, int, str] | None] = []  # lines of these methods
 
     def call(
         self, path: str, owner: Any, function: Callable[..., Any], args: Any, kwargs: Any,
@@ -70,14 +70,15 @@ class PartCalls:
         """Calls a part between two marks.
 
         Args:
-            path: Of the part; empty for one that is known by its arrays.
+            path: The path of the part; empty if its arrays identify it.
             owner: The part.
-            function: Whose signature it has, without `self`.
-            args: What it is called with.
-            kwargs: What it is called with by keyword.
-            run: What is called.
-            own: Its arrays by their names in it, where they say what its path is.
-            within: The call of the part that has it, and its path there, where it has none.
+            function: The function with its signature, without `self`.
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+            run: The function to call.
+            own: The part's arrays by name, if these determine its path.
+            within: The call of the enclosing part, and the path within that part, if `path` is
+                empty.
             kind: The name of its class, for functions of containers.
         """
         if self._open and self._open[-1] == id(owner):  # a method calls another one
@@ -138,13 +139,13 @@ class PartScopes(PartCalls):
 
 
 def part_in(scopes: str) -> str:
-    """Returns the path of the innermost part among names of scopes; those themselves for none."""
+    """Returns the path of the innermost part in the names of scopes; the names if there is none."""
     found: list[str] = re.findall(r"@([^/()]+)", scopes)
     return found[-1] if found else scopes
 
 
 class _Arrays:
-    """The arrays in arguments or results, and what becomes of them."""
+    """The arrays in arguments or results, and their replacements."""
 
     def __init__(self) -> None:
         self.found: list[Any] = []
@@ -165,7 +166,7 @@ class _Arrays:
                 self.see(inner)
 
     def put(self, new: Any) -> None:
-        """Replaces arrays by what the marks return."""
+        """Replaces arrays by the results of the marks."""
         self._new = list(new)
 
     def rebuilt(self, value: Any) -> Any:
@@ -214,21 +215,21 @@ def record_calls(calls: PartCalls | None) -> Iterator[None]:
 def call_and_note(
     function: Any, skipped: int, args: Any, kwargs: Any, run: Any, options: Iterable[str] = ()
 ) -> Any:
-    """Calls the whole model, and records the call where that is wanted.
+    """Calls the whole model, and records the call if calls are recorded.
 
     Args:
-        function: Whose signature it has.
-        skipped: How many of its first parameters are not arguments of the model.
-        args: What it is called with.
-        kwargs: What it is called with by keyword.
-        run: What is called.
-        options: Keywords that are not arguments of the model, as Linen's `rngs`.
+        function: The function with the model's signature.
+        skipped: The number of its first parameters that are not arguments of the model.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        run: The function to call.
+        options: Keywords that are not arguments of the model, such as Linen's `rngs`.
     """
     calls = _Recording.calls
     if calls is None:
         return run(*args, **kwargs)
     known = inspect.unwrap(function) if callable(function) else function
-    known = known if hasattr(known, "__qualname__") else type(known)  # as in `jax.vmap(model)`
+    known = known if hasattr(known, "__qualname__") else type(known)  # such as `jax.vmap(model)`
     name = known.__qualname__.removesuffix(".__call__")
     calls.types.setdefault("", f"{known.__module__}.{name}")
     calls.first_paths.setdefault("", "")
@@ -251,12 +252,12 @@ def note_call(
     """Calls a method of a part, and records the call.
 
     Args:
-        path: Of the part, unless its arrays say another one.
+        path: The path of the part, unless its arrays determine another one.
         owner: The part.
         method: The function of its class.
-        args: What it is called with.
-        kwargs: What it is called with by keyword.
-        run: What is called.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        run: The function to call.
         own: Its arrays by their names in it.
     """
     calls = _Recording.calls
@@ -272,7 +273,7 @@ def note_call(
 def note_function(
     owner: Any, function: Any, args: Any, kwargs: Any, run: Any, own: Mapping[str, Any], kind: str
 ) -> Any:
-    """Calls a function of a container of arrays as a part that has these, and records the call."""
+    """Calls a function of a container of arrays, and records the call as one of a part."""
     calls = _Recording.calls
     assert calls is not None
     return calls.call("", owner, function, args, kwargs, run, own, kind=kind)
@@ -283,14 +284,14 @@ def watch(parts: Callable[[], Iterable[tuple[str, Any]]]) -> Iterator[None]:
     """Records the calls of objects' methods.
 
     Args:
-        parts: Returns the objects that are called, each with its path, those of ties several times.
+        parts: Returns the objects to watch, each with its path; tied ones once per path.
     """
     calls = _Recording.calls
     if calls is None:
         yield
         return
     paths: dict[int, str] = {}
-    kept = []  # ids are of these while they live
+    kept = []  # keeps objects alive, so that ids stay valid
     for path, part in parts():
         kept.append(part)
         first = paths.setdefault(id(part), path)
@@ -320,8 +321,8 @@ def _wrap_call(
     Args:
         original: The method.
         paths: The objects of the model, by their ids -> their paths.
-        others: What a transformation as `nnx.scan` or `nnx.remat` has made of them, by id -> the
-            object, the call of the one that has it, and its path there.
+        others: The copies that a transformation such as `nnx.scan` or `nnx.remat` makes, by id ->
+            the object, the call of the enclosing part, and the path within that part.
     """
     function = inspect.unwrap(original)
 
@@ -363,7 +364,7 @@ def _lines(function: Any) -> tuple[str, int, int, str] | None:
 
 
 def _caller(within: tuple[str, int, int, str] | None) -> str:
-    """Returns the line that has called a part, as `file:line`.
+    """Returns the line from which a part is called, as `file:line`.
 
     Args:
         within: The lines of the function that calls it; None for a caller that is not a part.

@@ -18,11 +18,11 @@ from fmapper_adapters.jax.record.parts import calls
 
 @contextlib.contextmanager
 def watch_functions(root: Any, arrays: Iterable[Any]) -> Iterator[None]:
-    """Records calls of the functions beside a function that take arrays in a container.
+    """Records calls of functions among the globals of `root` that take arrays in a container.
 
     Args:
-        root: The function, or what wraps it.
-        arrays: Those of the model.
+        root: The function, or a wrapper of it.
+        arrays: The arrays of the model.
     """
     changed: list[tuple[dict[str, Any], str, Any]] = []
     held = {id(x): x for x in arrays}
@@ -46,7 +46,7 @@ def _plain(root: Any) -> types.FunctionType | None:
 
 
 def _own_function(value: Any) -> types.FunctionType | None:
-    """Returns the function that a global of the user's is; None for those of libraries."""
+    """Returns a global as a function if it is one of the user's, else None."""
     inner = closure.unwrap(value)
     inner = value if inner is None else inner
     if not isinstance(inner, types.FunctionType):
@@ -57,7 +57,7 @@ def _own_function(value: Any) -> types.FunctionType | None:
 
 
 def _spaces(function: types.FunctionType | None) -> list[dict[str, Any]]:
-    """Returns the globals of a function of the user's, and of such functions among them."""
+    """Returns the globals of a function of the user's, and of the functions that these contain."""
     found: list[dict[str, Any]] = []
     function = _own_function(function)
     todo = [] if function is None else [function.__globals__]
@@ -72,7 +72,7 @@ def _spaces(function: types.FunctionType | None) -> list[dict[str, Any]]:
 
 
 def _wrap(function: types.FunctionType, held: dict[int, Any]) -> Callable[..., Any]:
-    """Returns a function that records its calls with some of the model's arrays."""
+    """Wraps a function to record its calls with some of the model's arrays."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ def _wrap(function: types.FunctionType, held: dict[int, Any]) -> Callable[..., A
 
 
 def _holds_some(value: Any, held: dict[int, Any]) -> bool:
-    if callable(value) or isinstance(value, jax.core.Tracer):  # a model is a part itself
+    if callable(value) or isinstance(value, jax.core.Tracer):  # calls of models are recorded anyway
         return False
     return any(id(one) in held for one in _arrays_in(value).values())
 
@@ -114,10 +114,10 @@ def _arrays_in(value: Any) -> dict[str, Any]:
 
 
 def _without(function: types.FunctionType, at: int | str) -> Callable[..., Any] | None:
-    """Returns a function with the signature of another but for a parameter; None where it has not.
+    """Returns a function with the signature of another minus a parameter; None if that is missing.
 
     Args:
-        function: The other one.
+        function: The function with the full signature.
         at: The number of the parameter, or its name.
     """
     signature = inspect.signature(function)

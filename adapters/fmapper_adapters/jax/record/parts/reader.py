@@ -1,4 +1,4 @@
-"""Finds the calls of submodules in a jaxpr, by the marks that they have left there."""
+"""Finds the calls of submodules in a jaxpr, by the marks that were left there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PartReader:
     """Finds the calls of parts while a jaxpr is read.
 
     Args:
-        calls: What was noted while it was traced.
+        calls: The calls noted while it was traced.
         targets: Inputs that are arrays of the model -> their names.
 
     Attributes:
@@ -25,23 +25,23 @@ class PartReader:
         self._calls = calls
         self._targets = targets
         self.types: dict[str, str] = {}
-        self._functions: dict[str, list[str]] = {}  # those of containers, by the paths of these
+        self._functions: dict[str, list[str]] = {}  # functions of containers, by path
         self._open: list[dict[str, Any]] = []
         self._counts: dict[str, int] = {}
         self.done: list[dict[str, Any]] = []
 
     @property
     def lines(self) -> tuple[str, int, int, str] | None:
-        """The file of the function that is read, its first and last line, and its name."""
+        """The file of the function being read, its first and last line, and its name."""
         return self._calls.noted[self._open[-1]["at"]]["lines"] if self._open else None
 
     @property
     def name(self) -> str:
-        """The name of the call that is read."""
+        """The name of the call being read."""
         return self._open[-1]["name"] if self._open else ""
 
     def own_names(self, at: int) -> Sequence[str]:
-        """Returns the names of the arrays of the part of a call, where its path is not known."""
+        """Returns the names of the arrays of a called part whose path is not known."""
         own: Sequence[str] = self._calls.noted[at]["own"]
         return own
 
@@ -73,14 +73,14 @@ class PartReader:
             self.done.append(made)
             return
         if all(one["at"] != at for one in self._open):
-            return  # it began in code that JAX has left out
+            return  # it began in code that JAX eliminated
         while self._open[-1]["at"] != at:
             self._open.pop()
         if "result" in noted:
             self._open.pop()["result"] = map_arguments(noted["result"], value)
 
     def _path(self, noted: Mapping[str, Any], values: Sequence[Any]) -> str | None:
-        """Returns the path of a submodule, by its arrays where it was not known; else None."""
+        """Returns the noted path of a submodule, or finds it by its arrays; None if unknown."""
         path: str = noted["path"]
         own = noted["own"]
         if not own and noted["within"] is None:
@@ -106,9 +106,9 @@ class PartReader:
         return path or None
 
     def _container(self, noted: Mapping[str, Any], found: Counter[str]) -> str | None:
-        """Returns the path of the container of arrays that a function takes; else None."""
+        """Returns the path of the container that a function takes, if it is one of the model's."""
         if len(found) != 1 or found.total() != len(noted["own"]):
-            return None  # it is not one of the model's, or not as it is there
+            return None  # not a container of the model, or a changed one
         (path,) = found
         functions = self._functions.setdefault(path, [])
         if noted["lines"][-1] not in functions:

@@ -1,4 +1,4 @@
-"""Scans by associative functions, which JAX unrolls for one length, as loops over any length."""
+"""Associative scans, which JAX unrolls for one length, as loops over any length."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_MOST = 3  # arrays of an element, whose combinations of numbers are tried
-_DRAWS = 16  # elements of all signs and sizes: zero is the larger of itself and a negative number
+_MOST = 3  # arrays in an element for which an identity is searched
+_DRAWS = 16  # samples of all signs and sizes: zero is an identity of `max` for negative numbers
 
 
 @contextlib.contextmanager
 def record_loops(*, wanted: bool) -> Iterator[None]:
-    """Has `jax.lax.associative_scan` go from element to element within the block, if wanted."""
+    """Makes `jax.lax.associative_scan` sequential within the block, if wanted."""
     if not wanted:
         yield
         return
@@ -31,7 +31,7 @@ def record_loops(*, wanted: bool) -> Iterator[None]:
 
 
 def _in_order(original: Any) -> Callable[..., Any]:
-    """Returns a function that gives what `associative_scan` gives, by one element at a time."""
+    """Returns a function that computes `associative_scan` one element at a time."""
 
     @functools.wraps(original)
     def scan(fn: Any, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
@@ -66,7 +66,7 @@ def _in_order(original: Any) -> Callable[..., Any]:
 
 
 def _examples(leaves: list[Any], axis: int) -> list[list[Any]]:
-    """Returns elements of random numbers, of other sizes where those may vary."""
+    """Returns elements of random numbers, with other sizes for those that may vary."""
     draw = np.random.default_rng(0)
     shapes = [[n for i, n in enumerate(x.shape) if i != axis] for x in leaves]
     sizes = [[n if isinstance(n, int) else 2 for n in shape] for shape in shapes]
@@ -82,10 +82,10 @@ def _examples(leaves: list[Any], axis: int) -> list[list[Any]]:
 def _identity(
     combine: Callable[..., list[Any]], examples: list[list[Any]]
 ) -> tuple[int, ...] | None:
-    """Returns the numbers that fill an element which changes no other; None if none is found.
+    """Returns the fill values of an identity element of `combine`; None if none is found.
 
-    That is found out by numbers: of all zeros and ones, those whose combination with each element
-    gives this, to the last bit.
+    It tries all combinations of zeros and ones; combining the identity with each example must
+    return the example exactly.
     """
     given = examples[0]
     if len(given) > _MOST or any(not jnp.issubdtype(x.dtype, jnp.inexact) for x in given):
@@ -113,9 +113,9 @@ def _are_same(
 
 
 def _run(function: Callable[..., list[Any]], *given: list[Any]) -> list[Any] | None:
-    """Returns what a function gives for numbers; None where it reads what is being traced."""
+    """Returns a function's results for numbers; None if it uses a traced array."""
     try:
         with jax.ensure_compile_time_eval():
             return [np.asarray(x) for x in function(*given)]
-    except Exception:  # whatever a function of the user says to such elements
+    except Exception:  # a user's function may raise anything
         return None
