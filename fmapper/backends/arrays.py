@@ -1,4 +1,4 @@
-"""The facet of an adapter whose framework has arrays: what they are, and how they travel."""
+"""The facet of an adapter whose framework has arrays: what they are, and how they move."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ DEVICE_KINDS: Final = {
     **{kind: kind for kind in ("cpu", "gpu", "tpu", "mps", "xpu", "hpu", "npu", "meta")},
     **dict.fromkeys(("cuda", "rocm"), "gpu"),
 }
-"""Words for kinds of devices, and the general word for the same hardware.
+"""Kinds of devices -> the general name of the same hardware.
 
-Where frameworks call one device by two words, arrays find their way by the general one. Adapters
-may have other kinds.
+Frameworks' devices are matched by the general name. Adapters may add other kinds.
 """
 
 USUAL_GPU: Final = next(word for word, general in DEVICE_KINDS.items() if word != general)
-"""The most common word of frameworks that do not say gpu."""
+"""The most common kind of GPU in frameworks that do not call it `gpu`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,10 @@ class Device:
     """The place of an array: backend, kind of device, index and memory.
 
     Attributes:
-        backend: numpy, torch, jax, or what an adapter adds.
-        kind: cpu, cuda, gpu, mps, tpu, meta ... in the words of the backend.
-        index: Which one; None where there is only one; a tuple for an array spread over several.
-        memory: Which of its memories, as JAX's `pinned_host`; None for the usual one.
+        backend: numpy, torch, jax, or a backend that an adapter adds.
+        kind: cpu, cuda, gpu, mps, tpu, meta ... as the backend names it.
+        index: Its index; None if it is the only one; a tuple for an array spread over several.
+        memory: Which of its memories, such as JAX's `pinned_host`; None for the default.
 
     Examples:
         >>> print(Device("torch", "cuda", 0), Device("jax", "gpu", 0, "pinned_host"))
@@ -52,7 +51,7 @@ class Device:
 
     @property
     def is_accelerator(self) -> bool:
-        """Whether it computes, and is not the CPU."""
+        """Whether the device computes and is not the CPU."""
         return self.kind not in ("cpu", "meta")
 
     def __str__(self) -> str:
@@ -62,7 +61,7 @@ class Device:
 
 
 HOST: Final = Device("numpy", "cpu")
-"""The memory of the host, whose arrays every framework reads: what is exchanged goes through it."""
+"""The memory of the host: every framework reads arrays there, so that exchanges go through it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +70,8 @@ class DeviceInfo:
 
     Attributes:
         device: The device.
-        name: What its maker calls it, as "NVIDIA H200".
-        total: Bytes of memory that its backend could use there if nothing else did.
+        name: The name that its manufacturer gives it, such as "NVIDIA H200".
+        total: Bytes of memory that its backend could use if nothing else used the device.
         free: Bytes of memory that are not in use now.
     """
 
@@ -87,13 +86,13 @@ class Exchange:
     """Arrays on their way from one backend to another.
 
     Attributes:
-        data: NumPy arrays on the host (bfloat16 and float8 as ml_dtypes has them), or, where
-            `device` is set, objects with `__dlpack__` on that device.
-        private: Which of them, by index, are not in the memory of the array that was given. Nobody
-            else holds that memory, unless it is read-only.
+        data: NumPy arrays on the host (bfloat16 and float8 as in ml_dtypes), or, if `device` is
+            set, objects with `__dlpack__` on that device.
+        private: The indices of those that do not share memory with the exported array. Nobody else
+            holds that memory, unless it is read-only.
         frozen: Nobody can ever write to the memory of the others; host arrays on it are read-only.
         device: The device of DLPack exporters; None for host arrays.
-        owners: The arrays themselves, for takers that can share more through DLPack than `data`
+        owners: The arrays themselves, for importers that can share more through DLPack than `data`
             allows.
     """
 
@@ -106,13 +105,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of a strided array, in bytes, by which views are recognised.
+    """The memory layout of a strided array, by which views are recognised.
 
     Attributes:
         start: Address of the element with index zero in every dimension.
         strides: Step per dimension, in elements.
         itemsize: Bytes per element.
-        plain: The values are what lies there; False for lazy conjugates and negatives.
+        plain: Whether the memory holds the values as they are; False for lazy conjugates and
+            negatives.
     """
 
     start: int
@@ -124,26 +124,28 @@ class Memory:
 class Arrays(Framework):
     """A framework with arrays.
 
-    A subclass answers the abstract methods; the others have defaults that are right for one device,
-    no views and no random generators. The suite that it must pass is
+    A subclass implements the abstract methods; the defaults of the others suit a framework with one
+    device, without views and random generators. The suite that it must pass is
     `tests/support/conformance.py`.
 
     Attributes:
-        aliases: Other words for device kinds, as `{"gpu": "cuda"}`.
+        aliases: Other names of device kinds, such as `{"gpu": "cuda"}`.
         host_only: Its arrays are never on an accelerator; `to_gpu` takes them to another backend.
-        keeps_memory: `take` lays arrays on the host memory that it is given; then it is given
-            memory that nobody else holds. Where it copies anyway this is False.
+        keeps_memory: `take` makes arrays that use the given host memory, so that it must be given
+            memory that nobody else holds. False if it always copies.
         frozen: Nobody can write to the memory of its arrays.
-        read_only: It never writes to the memory of an array, or can be told not to; then arrays
-            whose memory nobody can write to are shared.
-        order: How it wants host memory: `K` as the source has it, `C` row by row.
-        portion: How many bytes `export` gives at a time, where it makes memory for them; None for
-            any number.
+        read_only: It never writes to the memory of an array, or can be told not to, so that it can
+            share arrays whose memory nobody can write to.
+        order: The memory order in which it takes host arrays: `K` for that of the source, `C` for
+            row by row.
+        portion: How many bytes to `export` at a time if it allocates memory for them; None for no
+            limit.
         takes_host_arrays: Its functions take NumPy arrays, too.
-        keeps_of_a_gpu: How much memory of a GPU it keeps from others, and the setting for less.
-        widened_by: The code after which it holds dtypes of 64 bits, where it does not anyway.
-        array_types: The classes of its usual arrays, which are then known without a look; a
-            compiler that traces the lookup finds them in a table.
+        keeps_of_a_gpu: How much GPU memory it reserves, and the setting that reserves less, in
+            words.
+        widened_by: The code that enables dtypes of 64 bits, if they are off by default.
+        array_types: The classes of its usual arrays, which a table maps to this adapter, so that
+            compilers can trace the lookup.
     """
 
     lacking = "arrays of its own"
@@ -166,7 +168,7 @@ class Arrays(Framework):
         """Returns whether instances of a class are arrays of this backend."""
 
     def is_interned_type(self, cls: type) -> bool:
-        """Returns whether equal arrays of a class are one object, as `np.True_` is, so not tied."""
+        """Returns whether equal arrays of a class are one object, such as `np.True_`."""
         return False
 
     def is_number(self, array: Any) -> bool:
@@ -186,20 +188,21 @@ class Arrays(Framework):
         """Returns the shape of an array."""
 
     def nbytes(self, array: Any) -> int:
-        """Returns the bytes that its values take, or would take if it had any."""
+        """Returns the bytes that an array's values take, or would take if it had any."""
         return math.prod(self.shape(array)) * itemsize(self.dtype(array))
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Hashable]:
         """Returns one key per array, equal for arrays of one dtype on one device.
 
-        A quicker way to sort many arrays than to ask for both; the arrays are of one class.
+        Faster than asking each array for both. All arrays are of one class.
         """
         return [(self.device(array), self.dtype(array)) for array in arrays]
 
     def stays(self, array: Any) -> str | None:
-        """Explains why an array must stay in its backend, as a PRNG key must; None if it may leave.
+        """Explains why an array must stay in its backend, such as a PRNG key; None if it may leave.
 
-        Then a mover to another backend raises, and with `strict=False` leaves it as it is.
+        If it must stay, a mover to another backend raises, or with `strict=False` leaves it as it
+        is.
         """
         return None
 
@@ -212,46 +215,46 @@ class Arrays(Framework):
         return array
 
     def unusable(self, arrays: Sequence[Any]) -> int | None:
-        """Returns the first array whose values are gone, so that it is not even left as it is."""
+        """Returns the index of the first array whose values are gone, which no mover may return."""
         return None
 
     def is_freed(self, array: Any) -> bool:
-        """Returns whether to compute with an array would read memory that is not its own."""
+        """Returns whether the memory of an array was freed, so that nothing may read it."""
         return False
 
     def check(self, array: Any) -> None:
-        """Refuses an array that can neither leave its backend nor be copied there.
+        """Refuses an array that can neither leave its backend nor be copied within it.
 
         Raises:
-            TypeError: Says why, and what to do.
+            TypeError: It is such an array; says why, and what to do.
         """
 
     # devices
 
     @abstractmethod
     def devices(self) -> Sequence[Device]:
-        """Returns every device of this backend that is here, the CPU first."""
+        """Returns every available device of this backend, the CPU first."""
 
     def known_devices(self) -> Sequence[Device]:
         """Returns the devices that are known without initialising a platform.
 
-        To start an accelerator may take most of its memory; a message does not need that.
+        Starting an accelerator may take most of its memory, which a message must not do.
         """
         return self.devices()
 
     def may_have_gpu(self) -> bool:
-        """Returns whether there is, or may be, an accelerator: as far as is known without a start.
+        """Returns whether an accelerator is, or may be, available, without starting one.
 
-        NumPy arrays that go to the GPU need a backend; only the one that is chosen is started.
+        NumPy arrays that move to a GPU need another backend; only the chosen one is started.
         """
         return any(device.is_accelerator for device in self.known_devices())
 
     def as_device(self, device: Any) -> Device | None:
-        """Returns the device that an object of the framework's own stands for, or None."""
+        """Converts a device object of the framework; returns None for other objects."""
         return None
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """Returns the name and the memory of a device; every adapter knows the host."""
+        """Returns the name and the memory of a device; the default knows the host."""
         if device.kind != "cpu":
             return DeviceInfo(device)
         from fmapper.machine import host_memory, processor_name
@@ -268,7 +271,7 @@ class Arrays(Framework):
     def find_device(self, kind: str, index: int | None) -> Device:
         """Resolves a kind and an index to a device of this backend.
 
-        A `gpu` is whatever accelerator there is, unless there is one of that name.
+        A `gpu` is any available accelerator, unless the backend has a kind of that name.
 
         Raises:
             DeviceUnavailableError: There is none; says what is missing and what is there.
@@ -288,10 +291,10 @@ class Arrays(Framework):
         )
 
     def in_memory(self, device: Device, memory: str | None) -> Device:
-        """Returns one of the memories of a device; the usual one for None.
+        """Returns a device with one of its memories; the default memory for None.
 
         Raises:
-            DeviceUnavailableError: There is no memory of that name; says which there are.
+            DeviceUnavailableError: The device has no such memory; lists those that it has.
         """
         if memory is None:
             return replace(device, memory=None)
@@ -300,9 +303,9 @@ class Arrays(Framework):
         )
 
     def host_memory(self, device: Device) -> Device | None:
-        """Returns memory of the host from which a device copies by itself; None if there is none.
+        """Returns the host memory from which a device copies asynchronously; None if there is none.
 
-        Arrays there are still arrays of this backend, and wait for their use.
+        Arrays in it are still arrays of this backend.
         """
         return None
 
@@ -312,23 +315,23 @@ class Arrays(Framework):
     ) -> Iterable[Any]:
         """Brings arrays of this backend to one of its devices, one result per array, in order.
 
-        Results that are yielded one by one let an error name the array that failed; so does a
-        `BatchError`. An array that is there already is only given for `copy=True`, and must be
-        copied then.
+        Yield the results one by one, or raise a `BatchError`, so that an error can name the array
+        that failed. An array that is already on the device is passed only with `copy=True`, and
+        must be copied.
         """
 
     def is_traced(self, array: Any) -> bool:
         """Returns whether an array is a tracer of a program that is being recorded.
 
-        It is nowhere yet, and will be where the arrays are that the program is run with.
+        It has no device yet; that is decided by the arrays with which the program runs.
         """
         return False
 
     def abstract(self, shape: Sequence[int], dtype: str) -> Any:
-        """Returns an array on the device of kind `meta`: it has a shape and a dtype, but no values.
+        """Returns an array on a device of kind `meta`, with a shape and a dtype but no values.
 
         Raises:
-            TypeError: There are no such arrays here.
+            TypeError: This backend has no such arrays.
         """
         raise TypeError(f"{self.name} has no arrays without values")
 
@@ -337,24 +340,24 @@ class Arrays(Framework):
 
         Args:
             device: The device.
-            results: What the runs gave, an array or a tree with some.
+            results: The results of that work, an array or a tree with arrays.
         """
 
     # threads
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
-        """Copies the settings of this thread, to be restored in another one.
+        """Copies the settings of this thread, to restore them in another one.
 
-        Called where arrays are wanted; what it returns is called once in the thread that makes
-        them, which does so inside that context.
+        Called in the thread that asks for arrays. The thread that makes them does so inside the
+        context that the returned function creates.
         """
         return nullcontext
 
     def hand_over(self, arrays: Sequence[Any]) -> Callable[[], object] | None:
         """Gives arrays of this backend to another thread.
 
-        Called in the thread that made them; what it returns is called in the thread that is going
-        to use them, before it does. None if there is nothing to wait for.
+        Called in the thread that made them. The thread that receives them calls the returned
+        function before it uses them. None if there is nothing to wait for.
         """
         return None
 
@@ -362,14 +365,14 @@ class Arrays(Framework):
 
     @abstractmethod
     def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
-        """Gives arrays to the exchange, without a copy where that can be.
+        """Exports arrays for another backend, without a copy where possible.
 
         Raises:
-            TypeError: The values of one of them cannot leave; see `check`.
+            TypeError: The values of an array cannot be exported; see `check`.
         """
 
     def read_box(self, array: Any, box: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
-        """Copies a box of an array, a range per dimension, into new memory of the host."""
+        """Copies a box of an array, one range per dimension, into new host memory."""
         (data,) = self.export([array], HOST).data
         index = tuple(slice(start, stop) for start, stop in box)
         found: np.ndarray[Any, Any] = data[(*index, ...)].copy()
@@ -378,40 +381,40 @@ class Arrays(Framework):
     def is_view(self, data: Any, array: Any) -> bool:
         """Returns whether an export that is not private shares the array's memory.
 
-        Asked for `copy=False` only: frameworks that copy on their own tell nobody.
+        Called only for `copy=False`, because frameworks may copy without saying so.
         """
         return True
 
     @abstractmethod
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
-        """Makes arrays of this backend from the exchange, one per array, in order.
+        """Makes arrays of this backend from exported ones, one per array, in order.
 
-        For `device` on the host and an adapter that `keeps_memory`, all host memory in `exchange`
-        is private, or frozen, or to be shared. Other memory, that of accelerators too, is copied;
-        it may be read until the last result is given, not longer.
+        If `device` is on the host and the adapter `keeps_memory`, all host memory in `exchange` is
+        private, frozen, or meant to be shared. All other memory, including that of accelerators,
+        must be copied; it may be read only until the last result is yielded.
 
         Args:
             exchange: The arrays.
-            device: Where the results are to be.
-            share: The results must lie in the very memory of the exchange.
+            device: The device of the results.
+            share: Whether the results must use the memory of the exchange itself.
 
         Raises:
-            BufferError: They cannot.
+            BufferError: With `share`, they cannot.
         """
 
     def overwrite(self, arrays: Sequence[Any], values: Sequence[Any]) -> None:
-        """Copies values into arrays, in place; asked for where they are not `frozen`.
+        """Copies values into arrays in place; called only if arrays are not `frozen`.
 
         Args:
             arrays: Arrays on any device.
-            values: One of the same shape and dtype for each, of NumPy or of this backend.
+            values: For each array one of the same shape and dtype, of NumPy or of this backend.
         """
         raise TypeError(f"arrays of {self.name} cannot be written to")
 
     def place(self, array: Any) -> Hashable:
-        """Returns a key that is another one once a view of an array is not its values any more.
+        """Returns a key that changes once a view of an array no longer shows its values.
 
-        None where a view may become invalid without that.
+        None if a view may become invalid without such a change.
         """
         return None
 
@@ -421,35 +424,36 @@ class Arrays(Framework):
     # dtypes
 
     def storable(self, dtype: str) -> str | None:
-        """Returns the dtype in which this backend holds `dtype`: itself, a narrower one, None."""
+        """Returns the dtype in which `dtype` is stored: the same, a narrower one, or None."""
         return dtype
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """Returns a new array of another dtype, and whether every value has survived.
 
-        An integer survives if it is equal, a floating value if it is rounded but not made infinite.
+        An integer survives if it stays equal, a floating value if it is rounded but not made
+        infinite.
         """
         raise TypeError(f"the {self.name} adapter cannot cast {self.dtype(array)} to {dtype}")
 
     def casts(self, arrays: Sequence[Any], dtype: str) -> Iterable[tuple[Any, bool]]:
         """Casts many arrays at once, in order, where that is faster than `cast` for each.
 
-        An error is about the array whose turn it is, or a `BatchError`.
+        An error concerns the array that is cast next, unless it is a `BatchError`.
         """
         return (self.cast(array, dtype) for array in arrays)
 
-    # what takes the place of an array
+    # replacements of arrays
 
     def like(self, new: Any, old: Any) -> Any:
         """Wraps `new` as `old` is wrapped: as a parameter, for example."""
         return new
 
     def swap(self, old: Any, new: Any) -> tuple[Callable[[], object], Callable[[], object]] | None:
-        """Returns a function that gives an array, in place, the contents of another one.
+        """Returns functions that replace the contents of an array in place, and undo that.
 
         Returns:
-            What does that, and what takes it back, also half of it; None where arrays of this kind
-            are replaced by new ones instead.
+            A function that gives `old` the contents of `new`, and one that undoes it, even if it
+            was interrupted; None if arrays of this kind are replaced by new ones instead.
         """
         return None
 
@@ -462,7 +466,7 @@ class Arrays(Framework):
     def generator_to(self, generator: Any, device: Device) -> Any:
         """Returns a new generator on a device, which may be that of the old one.
 
-        It goes on as the old one would where the device draws the same numbers from the same state.
+        If the device draws the same numbers from the same state, it continues like the old one.
         """
         raise TypeError(f"{self.name} has no random generators")
 
@@ -473,7 +477,7 @@ class Arrays(Framework):
         return True
 
     def memory(self, array: Any) -> Memory | None:
-        """Returns the address range of a strided array; None where it cannot have views."""
+        """Returns the memory layout of a strided array; None if it cannot have views."""
         return None
 
     def shares_elements(self, a: Any, b: Any) -> bool:
@@ -485,15 +489,15 @@ class Arrays(Framework):
     ) -> Any:
         """Returns a view of `base`: strides and offset in elements, counted from its first one.
 
-        `like` is the view that it replaces.
+        `like` is the view that the new one replaces.
 
         Raises:
-            TypeError: There are no such views here, with negative strides for example.
+            TypeError: This backend has no such views, for example with negative strides.
         """
         raise TypeError(f"{self.name} has no views")
 
     # training
 
     def is_trainable(self, array: Any) -> bool:
-        """Returns whether an array may be trained, as far as it says itself: it is not frozen."""
+        """Returns whether an array may be trained: it is not marked as frozen."""
         return True

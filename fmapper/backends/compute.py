@@ -17,7 +17,7 @@ from fmapper.errors import StructureMismatchError
 NO_TRANSFORMS = "it has neither gradients nor a compiler. Move them first: to_torch or to_jax."
 
 filling_gradient: ContextVar[bool] = ContextVar("fmapper_filling_gradient", default=False)
-"""Whether the tree that is being rebuilt is a gradient: tensors in it are not parameters."""
+"""Whether the tree that is being rebuilt is a gradient, whose tensors are not parameters."""
 
 
 def is_gradient() -> bool:
@@ -30,17 +30,17 @@ Run: TypeAlias = "Callable[[Sequence[Any], Any], tuple[list[Any], Any]]"
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An operation that a model has carried out, and what it gave.
+    """An operation that a model has executed, and its results.
 
     Attributes:
-        module: The path of the part of the model that it belongs to.
+        module: The path of the submodule that it belongs to.
         op: The operation.
-        source: The line of code that it comes from.
-        values: The arrays that it gave; none where nobody can see them, or where it leaves open
-            what is in them.
-        name: The name of its result among those of the call; empty where it has none.
-        operands: The names of the results that it takes, as far as they are observed.
-        loop: The steps of the loops that it is in, outer ones first, as `scan[3]`.
+        source: The line of code that called it.
+        values: The arrays that it returned; empty if they cannot be observed, or if the operation
+            leaves their contents undefined.
+        name: The name of its result in the call; empty if it has none.
+        operands: The names of the results that are its operands, as far as these are observed.
+        loop: The iterations of the loops around it, outer ones first, such as `scan[3]`.
     """
 
     module: str
@@ -57,12 +57,12 @@ class Counts:
     """The operations, bytes and launches of one run of a model.
 
     Attributes:
-        launches: How many kernels it starts.
+        launches: How many kernels the run starts.
         flops: Floating point operations; a multiplication and an addition are two.
         nbytes: Bytes that the kernels read from and write to the memory of the device.
-        syncs: How often it waits for a value to come to the host: `.item()`, `bool(x)`, `.cpu()`.
-        compiled: Whether one program is started and starts the kernels, instead of Python.
-        unseen: What could not be counted, in words.
+        syncs: How often it waits for a value on the host: `.item()`, `bool(x)`, `.cpu()`.
+        compiled: Whether a compiled program starts the kernels, instead of Python.
+        unseen: Operations that could not be counted, in words.
     """
 
     launches: float
@@ -101,7 +101,7 @@ class Compute(Arrays):
 
         Args:
             array: An argument of a call that failed.
-            error: What was raised, which may have come of something else.
+            error: The error of that call, which may have another cause.
         """
         return None
 
@@ -114,16 +114,16 @@ class Compute(Arrays):
         """Calls a function and differentiates its value.
 
         Args:
-            run: `run(arrays) -> (value, further results)`; to be called once, with arrays in the
-                place of those that are given, or with the same ones.
-            arrays: What it is differentiated with respect to.
-            elsewhere: Whether the function is given some of the arrays elsewhere too, where they
-                are constants, so that it must not be run with the same ones.
+            run: `run(arrays) -> (value, further results)`; call it once, with replacements of the
+                arrays or with the arrays themselves.
+            arrays: The arrays with respect to which to differentiate.
+            elsewhere: Returns whether the function also receives some of the arrays as constants,
+                so that it must not be run with the arrays themselves.
 
         Returns:
             The value, the further results, and one gradient per array: the direction in which the
-            value grows fastest, of a complex array too. None of them is part of a recording of this
-            call.
+                value grows fastest, also for a complex array. All are detached from the recording
+                of this call.
         """
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class Compute(Arrays):
         arrays: Sequence[Any],
         axes: Sequence[int | None],
     ) -> list[Any]:
-        """Calls a function for every index of the arrays at once; results have it as axis 0."""
+        """Maps a function over an axis of each array at once, the first axis of the results."""
         raise NotImplementedError
 
     def compile(
@@ -142,15 +142,15 @@ class Compute(Arrays):
         """Returns a function that is recorded the first time and then replayed.
 
         Args:
-            run: `run(arrays, key) -> (results, rest)`. The rest is what the results belong into; it
-                is made while recording, and handed out again with the results of every replay.
-                Among the arrays there may be numbers.
-            give_up: To be called with the reason where nothing can be recorded.
+            run: `run(arrays, key) -> (results, rest)`. The rest is the structure around the
+                results; it is made while recording, and returned again with the results of every
+                replay. The arrays may include numbers.
+            give_up: A function to call with the reason if the function cannot be recorded.
 
         Returns:
-            The same function, recorded anew for another key, and for arrays of another shape, dtype
-            or device. It returns None where nothing was or will be recorded: then the caller is to
-            run what is to be run as it is.
+            The compiled function, which is recorded again for another key, and for arrays of
+                another shape, dtype or device. It returns None if the function cannot be recorded:
+                then the caller runs it uncompiled.
         """
         raise NotImplementedError
 
@@ -158,12 +158,12 @@ class Compute(Arrays):
         """Returns a placeholder without values for an array that is being recorded."""
         return self.abstract(self.shape(array), self.dtype(array))
 
-    # arrays in step
+    # arrays that are computed together
 
     def domain(self, array: Any) -> str:
-        """Returns a text that arrays have in common which one computation can take.
+        """Returns a text that is equal for arrays which one computation can take together.
 
-        Empty in memory of the host, where copies are faster.
+        Empty for host memory, where copies are faster.
         """
         device = self.device(array)
         if not device.is_accelerator or device.memory or isinstance(device.index, tuple):
@@ -173,11 +173,13 @@ class Compute(Arrays):
     def compile_for(
         self, run: Callable[[Sequence[Any]], tuple[list[Any], list[Any]]], like: Sequence[Any]
     ) -> Callable[[Sequence[Any]], tuple[list[Any], list[Any]]]:
-        """Returns a function as it is run best, again and again with arrays that lie alike.
+        """Optimizes a function that is called repeatedly with arrays of the same placement.
 
         Args:
-            run: `run(arrays) -> (values, flags)`, of operations that all frameworks have.
-            like: How the values are to lie; they share no memory with the arrays.
+            run: `run(arrays) -> (values, flags)`, which uses only operations that all frameworks
+                have.
+            like: Arrays with the placement for the values, which share no memory with the
+                arguments.
         """
         return run
 
@@ -186,12 +188,12 @@ class Compute(Arrays):
     def runner(
         self, call: Callable[..., Any], model: Any, *, compile: bool | None
     ) -> Callable[..., Any]:
-        """Returns how this backend runs a model for inference: a function of the inputs alone.
+        """Returns a function of the inputs alone that runs a model for inference.
 
         Args:
             call: `call(model, *inputs)` is one run.
-            model: Its arrays are of this backend, on one device.
-            compile: Whether the backend's compiler is used; None for what is usual there.
+            model: The model; its arrays belong to this backend and are on one device.
+            compile: Whether to use the backend's compiler; None for the backend's default.
         """
         return functools.partial(call, model)
 
@@ -203,14 +205,14 @@ class Compute(Arrays):
 class Optimizers(Framework):
     """Optimizers as plain data, and back.
 
-    The parameters of a model have an order, in which all methods give and take them.
+    All methods take and return the parameters of a model in the same order.
     """
 
     lacking: ClassVar[str] = "optimizers"
 
     @abstractmethod
     def is_optimizer(self, x: Any) -> bool:
-        """Returns whether an object is an optimizer, with its state, of this framework."""
+        """Returns whether an object is an optimizer of this framework, including its state."""
 
     @abstractmethod
     def trainable(self, model: Any) -> list[Any]:
@@ -220,40 +222,40 @@ class Optimizers(Framework):
     def read_optimizer(
         self, model: Any, optimizer: Any, scheduler: Any, every: int | None = None
     ) -> Any:
-        """Returns an `OptimizerState`.
+        """Reads an optimizer and its scheduler as an `OptimizerState`.
 
         Args:
             model: The model.
             optimizer: Its optimizer.
             scheduler: The scheduler of the optimizer; None if there is none.
-            every: How many updates there are between two steps of the scheduler; None where the
-                counts of the optimizer are to tell.
+            every: The number of updates between two steps of the scheduler; None to infer it from
+                the counts of the optimizer.
 
         Raises:
-            ConversionError: Says which optimizer, setting or schedule cannot be read.
+            ConversionError: An optimizer, setting or schedule cannot be read; names it.
         """
 
     @abstractmethod
     def write_optimizer(self, model: Any, state: Any) -> tuple[Any, Any]:
-        """Returns an optimizer for a model, and a scheduler; None where the optimizer has it.
+        """Returns an optimizer for a model, and its scheduler; None if the optimizer includes it.
 
         Raises:
-            ConversionError: Says which algorithm or setting has no counterpart.
+            ConversionError: An algorithm or setting has no counterpart; names it.
         """
 
     def without_gradient(self, array: Any) -> Any:
-        """Returns an array through which no gradient goes."""
+        """Returns an array through which no gradient flows."""
         return array
 
     def low_rank_sum(self, weight: Any, left: Any, right: Any) -> Any:
-        """Returns `weight + left @ right` in parts, as models take it that `with_named` returns."""
+        """Returns `weight + left @ right` in the form that models of `with_named` accept."""
         return weight + left @ right
 
     def with_named(self, model: Any, change: Callable[[Mapping[str, Any]], Any]) -> Any:
-        """Returns a copy of a model, of whose parameters a function of their names returns others.
+        """Returns a copy of a model whose named parameters are replaced by those of `change`.
 
         Raises:
-            StructureMismatchError: Its parameters are not arrays by name.
+            StructureMismatchError: The model's parameters are not arrays by name.
         """
         raise StructureMismatchError(
             f"{type(model).__name__} takes no adapter beside its weights: pass its parameters "
@@ -267,11 +269,11 @@ class Optimizers(Framework):
 
         Args:
             model: The model.
-            layers: The names that the source has for the weights of the layers -> the pairs.
-            others: Weights that have no such pair, which an error names.
+            layers: The source's names for the weights of the layers -> the pairs.
+            others: Weights without such a pair, which an error names.
 
         Raises:
-            StructureMismatchError: Its layers cannot hold any, or not these.
+            StructureMismatchError: The layers cannot hold such pairs, or not these.
         """
         raise StructureMismatchError(
             f"{type(model).__name__} cannot hold an adapter in its layers: only models of Flax "
@@ -279,10 +281,10 @@ class Optimizers(Framework):
         )
 
     def detach_low_rank(self, model: Any, layers: Iterable[str]) -> list[tuple[Any, Any]]:
-        """Returns the pairs of matrices that layers of a model have around them.
+        """Returns the pairs of matrices around the linear layers of a model.
 
         Raises:
-            StructureMismatchError: Its layers hold none.
+            StructureMismatchError: The layers have no such pairs.
         """
         raise StructureMismatchError(
             f"{type(model).__name__} holds no adapter in its layers: pass what attach has returned."

@@ -1,4 +1,4 @@
-"""Devices: what they are called, which are here, and on which a tree lives."""
+"""Devices: their names, which are available, and on which one a tree is."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def parse_device(device: Any) -> DeviceSpec:
     """Reads `"cuda:1"`, `"jax:gpu:1/pinned_host"`, a `Device`, or a framework's own device object.
 
     Raises:
-        DeviceError: It is not a device; the message lists what could be written here.
-        DeviceUnavailableError: It is one of a framework that is not installed.
+        DeviceError: It is not a device; the message lists the valid strings.
+        DeviceUnavailableError: It belongs to a framework that is not installed.
     """
     if isinstance(device, DeviceSpec):
         return device
@@ -91,7 +91,7 @@ def _check_installed(device: str, backend: str | None) -> None:
 
 
 def _is_known(backend: str | None, kind: str) -> bool:
-    """Returns whether a backend is there and the kind is a common one or one of an adapter's."""
+    """Returns whether a backend is available and a kind is a common one or an adapter's."""
     if backend is not None and backend not in installed_backends():
         return False
     return kind in DEVICE_KINDS or any(
@@ -103,7 +103,7 @@ def _is_known(backend: str | None, kind: str) -> bool:
 def good_strings() -> list[str]:
     """Returns the device strings that are valid on this machine, short forms first.
 
-    No device is started to find out.
+    Does not start any device.
     """
     here = _known_devices()
     short: dict[str, None] = {"cpu": None}
@@ -148,11 +148,11 @@ def _known_devices() -> list[Device]:
 def device_info(device: Any) -> DeviceInfo:
     """Returns the name of a device, its total memory and its free memory.
 
-    A `Device` says where arrays live; it is hashable, cheap, and a key of many tables, so it holds
-    nothing that has to be asked for or that changes. This asks. The numbers are those of the
-    backend: host memory for a CPU, within the limits of a container; what the driver says for a
-    GPU in torch; for a GPU in JAX what JAX may take of it, three quarters unless told otherwise.
-    Asking may start the device, which takes some hundred megabytes of a CUDA GPU in this process.
+    A `Device` is a cheap, hashable name without these values, which must be queried and change. The
+    numbers are those of the backend: host memory for a CPU, within the limits of a container; the
+    driver's numbers for a GPU in torch; for a GPU in JAX the memory that JAX may use, three
+    quarters by default. The query may start the device, which takes some hundred megabytes of a
+    CUDA GPU.
 
     Args:
         device: A `Device`, a qualified string (`"torch:cuda:0"`), or a framework's own device.
@@ -161,8 +161,8 @@ def device_info(device: Any) -> DeviceInfo:
         Name, total and free memory in bytes, each None where the backend does not know it.
 
     Raises:
-        DeviceError: It is not a device, or it does not say whose.
-        DeviceUnavailableError: It is not here.
+        DeviceError: It is not a device, or does not name a backend.
+        DeviceUnavailableError: It is not available.
 
     Examples:
         >>> import fmapper
@@ -180,7 +180,7 @@ def device_info(device: Any) -> DeviceInfo:
 
 
 def missing_devices() -> dict[str, str]:
-    """Explains why a backend offers nothing but the CPU, or is missing altogether."""
+    """Explains for each backend why it offers only the CPU, or is missing altogether."""
     reasons: dict[str, str] = {}
     for name in known_backends():
         try:
@@ -197,14 +197,14 @@ def missing_devices() -> dict[str, str]:
 def get_device(tree: Any) -> Device | None:
     """Returns the one device on which all arrays of a tree live; None if it holds no arrays.
 
-    Arrays in objects that nobody declared are not looked for. An array that is spread over several
-    devices is on all of them: the index is a tuple then, in order, whatever lies where. In torch,
-    `meta` counts as a device. A tracer of JAX is nowhere yet: inside `jax.jit` it counts as being
-    where the concrete arrays beside it are, and a tree of tracers alone is on JAX's default device.
+    Arrays in undeclared objects are ignored. An array that is spread over several devices is on all
+    of them: its index is then a sorted tuple, however the array is divided. In torch, `meta` counts
+    as a device. A JAX tracer has no device yet: inside `jax.jit` it counts as being on the device
+    of the concrete arrays beside it, and a tree of tracers alone is on JAX's default device.
 
     Raises:
         MixedDevicesError: There are several; the message lists the paths on each.
-        UnsupportedLeafError: An array is nowhere any more, because it was donated or deleted.
+        UnsupportedLeafError: An array was donated or deleted.
 
     Examples:
         >>> import fmapper, numpy as np
@@ -216,7 +216,7 @@ def get_device(tree: Any) -> Device | None:
 
 
 def common_device(leaves: Iterable[tuple[Link, Any]]) -> Device | None:
-    """Returns the one device of the arrays among some leaves with their paths; see `get_device`."""
+    """Returns the one device of all arrays among leaves with paths; see `get_device`."""
     places: dict[Device, list[Link]] = {}
     traced: dict[Device, list[Link]] = {}
     for link, leaf in leaves:

@@ -1,4 +1,4 @@
-"""Discovery of adapters: built-in ones, entry points, and those added by hand."""
+"""Finds adapters: built-in ones, entry points, and those that were registered."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ _begun: set[str] = set()  # adapters that this thread is loading, which look for
 
 
 def register_adapter(adapter: Facet) -> Facet:
-    """Adds an adapter by hand: in a notebook, a test, or before it has an entry point.
+    """Registers an adapter by hand: in a notebook, a test, or before it has an entry point.
 
-    An adapter of the same name is replaced. Installed packages ship theirs through the entry point
-    group `fmapper.adapters`, with the framework's module as the name of the entry point.
+    An adapter of the same name is replaced. Installed packages provide theirs through the entry
+    point group `fmapper.adapters`, with the framework's module as the name of the entry point.
 
     Returns:
         The adapter.
@@ -89,10 +89,10 @@ def _forget_types() -> None:
 
 
 def load_new() -> None:
-    """Loads the adapter of every framework that has been imported since the last look."""
+    """Loads the adapter of every framework that was imported since the last call."""
     for name in _sources():
         if name not in _by_framework and sys.modules.get(name) is not None and _is_ready(name):
-            with _loading:  # another thread waits: without the adapter it would find no arrays
+            with _loading:  # other threads wait: without the adapter they would find no arrays
                 if name not in _by_framework and name not in _begun:
                     _load_once(name)
 
@@ -109,7 +109,7 @@ def _load_once(name: str) -> None:
 
 
 def _is_ready(name: str) -> bool:
-    """Returns whether a module is fully imported; adapters must not see half a framework."""
+    """Returns whether a module is fully imported; adapters must not see a partial framework."""
     spec = getattr(sys.modules[name], "__spec__", None)
     return not getattr(spec, "_initializing", False)
 
@@ -134,7 +134,7 @@ def adapters(facet: type[Framework] = Framework) -> tuple[Framework, ...]:
 def all_adapters() -> Iterator[Framework]:
     """Yields the adapters of imported frameworks, then those of the others that are installed.
 
-    Each of these imports its framework when its turn comes.
+    The latter import their framework when they are reached.
     """
     load_new()
     yield from tuple(_loaded.values())
@@ -147,7 +147,7 @@ def all_adapters() -> Iterator[Framework]:
 def memory_advice() -> list[str]:
     """Says how much accelerator memory each framework reserves where several share a device.
 
-    Each has an allocator of its own, and takes memory that the others then lack.
+    Each has an allocator of its own, which reserves memory that the others then lack.
     """
     there = [
         adapter
@@ -170,7 +170,7 @@ def get_adapter(name: str, facet: type[Framework] = Framework) -> Framework:
 
     Raises:
         BackendUnavailableError: The framework is not installed, there is no such adapter, or it
-            has not the facet that is asked for.
+            lacks the facet.
     """
     found = _get_adapter(name)
     if not isinstance(found, facet):
@@ -194,7 +194,7 @@ def _get_adapter(name: str) -> Framework:
         load_new()
         found = _by_framework.get(name)
         return found if found is not None and found.name in _loaded else _load(name)
-    except (ImportError, OSError) as error:  # OSError: a shared library that it needs is not there
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing
         if _importable(name):
             raise BackendUnavailableError(
                 f"{name} is installed but does not work: {error}"
@@ -207,8 +207,8 @@ def _get_adapter(name: str) -> Framework:
 def install_command(package: str) -> str:
     """Returns the command that installs a package, such as `pip install 'torch>=2.11'`.
 
-    The package itself and not an extra of fmapper, which pip would look for on an index wherever
-    this fmapper has come from.
+    It names the package itself and not an extra of fmapper, because pip would look for fmapper on
+    its index, wherever this one was installed from.
     """
     from importlib.metadata import PackageNotFoundError, requires
 
@@ -278,7 +278,7 @@ def owner_of(array: Any) -> Arrays:
     return found
 
 
-# --- what the walk asks adapters -----------------------------------------------------------------
+# --- the walk's source of node types -------------------------------------------------------------
 
 
 class _Adapters(nodes.Source):

@@ -1,4 +1,4 @@
-"""Dtypes by name: which a mover touches, and what a request for one means for a leaf."""
+"""Dtypes by name: which of them movers cast, and to which dtype."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def dtype_name(dtype: Any) -> str:
     """Returns the name of a floating or complex dtype, given by name or as a framework's object.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not such a dtype.
 
     Examples:
         >>> import numpy as np

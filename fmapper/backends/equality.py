@@ -1,4 +1,4 @@
-"""Equality of constants, as a recorded program sees it: the one notion of it in fmapper."""
+"""Equality of the constants of recorded programs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _are_equal(a: Any, b: Any) -> bool:
         if adapter_of(a) is not None:
             return _holds_values(a) and _holds_values(b) and equal_arrays(a, b)
         return bool(a == b)
-    except Exception:  # whatever `==` of a stranger raises: no answer is not the same constant
+    except Exception:  # `==` of a user's class may raise anything
         return False
 
 
@@ -169,7 +169,7 @@ def _parts(container: Any) -> Iterator[Any]:
 def narrow_ends(array: Any, other: Any) -> Any:
     """Replaces the limits of int64 by those of int32 where the other array has 32 bits.
 
-    They stand for infinity in many programs, and come out as such where JAX has no 64 bits.
+    Many programs use them as infinity, and JAX without 64 bits has the narrower ones.
     """
     import numpy as np
 

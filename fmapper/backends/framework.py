@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Framework(ABC):
-    """A framework that fmapper knows, under a name.
+    """A framework that fmapper supports.
 
-    What is known of it stands in up to four facets: `Arrays`, `Nodes`, `Compute` and `Models`. An
-    adapter derives from those that its framework has; `Adapter` is all four.
+    Its interface has facets such as `Arrays`, `Nodes`, `Compute` and `Models`. An adapter derives
+    from those that its framework has; `Adapter` combines these four.
 
     Attributes:
         name: The backend's name, as in `torch:cuda:0`.
@@ -25,12 +25,12 @@ class Framework(ABC):
 
     name: ClassVar[str]
     framework: ClassVar[str] = ""
-    lacking: ClassVar[str] = "adapter"  # what an adapter lacks that has not this facet
+    lacking: ClassVar[str] = "adapter"  # what an adapter without this facet lacks
 
     def formats(self) -> Sequence[Format]:
         """Returns the checkpoint formats that the framework itself reads and writes."""
         return ()
 
     def recorder(self, recording: Recording) -> Recorder | None:
-        """Returns what follows operations on arrays without data, for `Rules.record`."""
+        """Returns a recorder of operations on arrays without data, for `Rules.record`."""
         return None

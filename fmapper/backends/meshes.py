@@ -25,9 +25,9 @@ Box: TypeAlias = "tuple[tuple[int, int], ...]"
 
 
 class PackedAxes(tuple[str, ...]):
-    """The axes of a mesh that divide each of several arrays that lie side by side in one.
+    """The axes of a mesh that divide each of several arrays packed side by side in one array.
 
-    A device gets its part of each of them, as of gate and up of a perceptron.
+    A device gets its part of each of them, such as of a perceptron's gate and up projections.
 
     Attributes:
         sizes: The sizes of these arrays along the dimension; each divides evenly.
@@ -49,7 +49,7 @@ class Packed:
     Attributes:
         dim: The dimension.
         sizes: Their sizes along it.
-        limit: A number that all numbers of parts divide into which they can be divided alike.
+        limit: A number that every possible number of equal parts divides.
     """
 
     dim: int
@@ -57,7 +57,7 @@ class Packed:
     limit: int
 
     def divide(self, spec: Spec, mesh: Mapping[str, int]) -> Spec:
-        """Returns a spec that divides each array by itself; the same spec if that cannot be."""
+        """Returns a spec that divides each packed array separately; the same spec if it cannot."""
         axes = spec[self.dim] if spec else ()
         parts = parts_of(axes, mesh)
         if parts < _DIVIDED or self.limit % parts:
@@ -75,8 +75,8 @@ class Meshes(Framework):
     Every process calls the same methods in the same order, and holds its own shards only.
 
     Attributes:
-        divides_unevenly: Its arrays may lie so that the last devices have less; see `boxes_at`.
-        gathers: It has nodes whose parameters are gathered for use; see `fully_shard`.
+        divides_unevenly: Its last devices may hold smaller parts of an array; see `boxes_at`.
+        gathers: It can gather the parameters of nodes for each use; see `fully_shard`.
     """
 
     lacking = "meshes"
@@ -87,7 +87,7 @@ class Meshes(Framework):
         """Returns the axis sizes of a mesh by name; None if it is not a mesh of this framework.
 
         Raises:
-            ValueError: It is one whose axes have no names.
+            ValueError: It is a mesh whose axes have no names.
         """
         return None
 
@@ -96,26 +96,26 @@ class Meshes(Framework):
     ) -> Iterable[Any]:
         """Divides arrays of this framework, one result per array, in order.
 
-        An array that lies as it is to lie is given back. One that has a shape and no values gets
+        An array that is already divided so is returned as it is. An array without values gets
         shards without values.
 
         Args:
             arrays: The arrays.
             mesh: The mesh.
-            specs: Which axes of the mesh divide each dimension.
-            where: Names an array by its index, for errors.
+            specs: For each array, the axes of the mesh that divide each dimension.
+            where: Returns the name of an array by its index, for errors.
 
         Raises:
-            PlacementError: The framework cannot divide an array so; names it.
+            PlacementError: The framework cannot divide an array in this way; names it.
         """
         raise NotImplementedError
 
     def boxes_by_process(
         self, mesh: Any, shape: Sequence[int], spec: Spec
     ) -> Mapping[int, Sequence[Box]]:
-        """Returns the parts of an array that devices of each process hold, by its index.
+        """Returns the parts of an array that the devices of each process hold, by process index.
 
-        Every process gets the same answer, and nothing is sent.
+        Every process gets the same result, without communication.
         """
         raise NotImplementedError
 
@@ -131,15 +131,15 @@ class Meshes(Framework):
         spec: Spec,
         read: Callable[[Box], np.ndarray[Any, Any]],
     ) -> Any:
-        """Makes an array of this framework from the parts that this process is to hold.
+        """Makes an array of this framework from the parts that this process will hold.
 
         Args:
             shape: Its shape.
             dtype: Its dtype.
             mesh: The mesh.
-            spec: Which axes of the mesh divide each dimension.
-            read: Gives a part; called once for each of `own_boxes`. The result is memory that
-                nobody else writes to.
+            spec: The axes of the mesh that divide each dimension.
+            read: Returns the part in a box; called once for each of `own_boxes`. Nobody else writes
+                to the memory of the result.
         """
         raise NotImplementedError
 
@@ -147,10 +147,10 @@ class Meshes(Framework):
         """Prepares the nodes of a new tree, of this process alone, to compute with its shards.
 
         Args:
-            nodes: The nodes, and what errors call each.
+            nodes: The name of each node in errors, and the node.
 
         Raises:
-            PlacementError: The framework does not compute with what was divided so; names it.
+            PlacementError: The framework cannot compute with a node that is divided so; names it.
         """
 
     def submesh(self, mesh: Any, axes: Sequence[str]) -> Any:
@@ -158,7 +158,7 @@ class Meshes(Framework):
         raise NotImplementedError
 
     def copy_whole(self, array: Any, mesh: Any) -> Any:
-        """Returns a copy of an array on the device of this process; without values as it is."""
+        """Copies an array to the device of this process; returns one without values as it is."""
         raise NotImplementedError
 
     def fully_shard(
@@ -167,10 +167,9 @@ class Meshes(Framework):
         """Shards the parameters of nodes in place, so that they are gathered for use.
 
         Args:
-            nodes: What errors call each node of a new tree, its name, and the node.
+            nodes: For each node of a new tree, its name in errors, its name, and the node.
             mesh: The mesh.
-            asked: The axes of the mesh for each class or pattern of nodes, see `shard`. A pattern
-                `matches` a name.
+            asked: The axes of the mesh by class or name pattern of nodes, see `shard`.
 
         Raises:
             PlacementError: A key selects no node, or a node cannot be sharded so; names it.
@@ -178,11 +177,11 @@ class Meshes(Framework):
         raise NotImplementedError
 
     def is_gathered(self, array: Any) -> bool:
-        """Returns whether `fully_shard` shards an array of a node: a parameter."""
+        """Returns whether `fully_shard` shards an array of a node, because it is a parameter."""
         return False
 
     def refill_gathered(self, nodes: Iterable[Any], new: Mapping[Any, Any]) -> None:
-        """Puts parameters with values in the places of those that `fully_shard` left without.
+        """Replaces the parameters that `fully_shard` left without values.
 
         Args:
             nodes: The nodes of a tree that is sharded.
@@ -191,7 +190,7 @@ class Meshes(Framework):
         raise NotImplementedError
 
     def layout(self, array: Any) -> tuple[Any, Spec] | None:
-        """Returns the mesh of an array and its division there; None for an array without a mesh."""
+        """Returns the mesh of an array and its spec; None for an array without a mesh."""
         return None
 
     def process(self) -> tuple[int, int]:
@@ -206,19 +205,19 @@ class Meshes(Framework):
         return None
 
     def writers(self, array: Any) -> Mapping[Box, int] | None:
-        """Returns the parts of an array that is spread over processes, and the writer of each.
+        """Maps each part of an array that is spread over processes to the process that writes it.
 
-        None for an array that this process has whole.
+        Returns None for an array that this process has whole.
 
         Raises:
-            TypeError: What processes hold are not parts, but sums that are yet to be made.
+            TypeError: The processes hold partial sums instead of parts.
         """
         return None
 
     def held_parts(self, array: Any) -> Mapping[Box, Any]:
         """Returns the parts of an array on a mesh that this process holds, each as an array.
 
-        They are arrays of this framework on one device each, on the memory of the array itself.
+        Each is an array of this framework on one device and shares memory with `array`.
         """
         raise NotImplementedError
 
@@ -228,16 +227,16 @@ class Meshes(Framework):
         Args:
             shape: The shape of the array.
             mesh: The mesh.
-            spec: Which axes of the mesh divide each dimension.
+            spec: The axes of the mesh that divide each dimension.
             parts: An array of this framework for each of `own_boxes`.
         """
         raise NotImplementedError
 
     def dimension_rule(self, op: str) -> DimensionRule | None:
-        """Returns the rule for the dimensions of an operation; None for one not known here.
+        """Returns the rule for the dimensions of an operation; None for an unknown operation.
 
         Args:
-            op: The operation: `aten::linear.default`.
+            op: The operation, such as `aten::linear.default`.
         """
         return None
 

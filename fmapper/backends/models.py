@@ -1,6 +1,6 @@
 """The facet of an adapter whose framework has models, and an adapter with all four facets.
 
-Models are recorded as programs, and made of programs.
+Models are recorded as programs, and built from programs.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 class Models(Framework):
     """A framework with models.
 
-    A subclass answers `is_model` and `export_program` if its models can be recorded, `from_program`
-    if they can be made of a program.
+    A subclass implements `is_model` and `export_program` if its models can be recorded, and
+    `from_program` if they can be built from a program.
 
     Attributes:
-        has_modes: Its models switch between training and evaluation: `convert(train=True)` gives
-            them a program for each.
-        writes_modes: `translate` writes one file for two programs with `modes`. `layers`: the one
-            for evaluation is recorded with `only_layers`; `all`: it is that of `convert`, and
-            whether a file needs it is asked for evaluation alone, too; empty: it does not.
-        compiles: The first call of a model that was made of a program compiles it.
-        needs_source: What to do about a function that no framework can record for it.
-        compares: `convert` compares what it makes of its models with them, by `outcome`.
-        fixes_sizes: `export_program` heeds `Auto.fixed`; else a recording for fewer varying sizes
-            would be the same again.
+        has_modes: Its models switch between training and evaluation: `convert(train=True)` records
+            a program for each.
+        writes_modes: How `translate` writes both modes into one file. `layers`: the program for
+            evaluation is recorded with `only_layers`; `all`: it is recorded as by `convert`, also
+            to find out whether the file needs it; empty: it cannot.
+        compiles: The first call of a model that was built from a program compiles it.
+        needs_source: The advice for a function that cannot be recorded for this framework.
+        compares: `convert` compares its models with the converted ones, by `outcome`.
+        fixes_sizes: `export_program` respects `Auto.fixed`, so that recording again with fewer
+            varying sizes makes a difference.
         sorts_keys: Dicts are flattened in the order of their sorted keys.
-        lowers_like: The framework whose lowerings, those that users add, are its own too.
-        targets: Other names of targets than that of the framework, with the options of
-            `from_program` that each stands for.
+        lowers_like: The framework whose user-defined lowerings this one uses, too.
+        targets: Further names of targets, each with the options of `from_program` that it stands
+            for.
         layer_modules: The modules whose classes are layers of this framework.
-        weight_layouts: Where the weights of a layer have their outputs, by the name of its class:
-            `outputs first`, `outputs last`; or `rows`, for a table of them.
+        weight_layouts: The position of the outputs in the weights of a layer, by the name of its
+            class: `outputs first`, `outputs last`; or `rows` for a table.
         conversion_options: The keywords of `from_program` and `from_generation`, so that `convert`
-            and `generator` refuse others before they record; None where they are not to look.
+            and `generator` refuse others before they record; None for no such check.
     """
 
     lacking = "models"
@@ -80,18 +80,19 @@ class Models(Framework):
     def is_callable_model(self, x: Any) -> bool:
         """Returns whether `export_program` takes a callable that is not a model by its class.
 
-        That is a function, a function with its parameters, or a tree of arrays that is called.
+        That is a function, a function with its parameters, or a callable tree of arrays.
         """
         return False
 
     def as_model(self, x: Any) -> Any:
-        """Returns a model, or a bare function of arrays of this framework as one."""
+        """Returns a model as it is, and a bare function of this framework's arrays as a model."""
         return x
 
     def advice(self, x: Any) -> str:
-        """Says what to convert in place of an object that stands for a model; empty if it does not.
+        """Says what to convert instead of an object that only contains a model; empty for others.
 
-        Such an object holds the program of a model, as what `torch.export.export` gives.
+        Such an object holds the program of a model, for example the result of
+        `torch.export.export`.
         """
         return ""
 
@@ -102,23 +103,23 @@ class Models(Framework):
     def modes(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Mapping[str, bool]:
-        """Returns whether a call trains, by each part and argument that says so.
+        """Returns for each submodule and argument that selects a mode whether it selects training.
 
-        The keys are for messages: `norm.use_running_average=False`. Arguments that the call leaves
-        out count with their defaults. Where the values differ, only a recording with `train=None`
-        shows what the call does.
+        The keys are for messages: `norm.use_running_average=False`. Omitted arguments count with
+        their defaults. If the values differ, only a recording with `train=None` shows what the call
+        does.
         """
         return {}
 
     def options(self, model: Any) -> Sequence[str]:
         """Returns the keywords that are options of a call rather than inputs of the model.
 
-        A program has them fixed; models that are made of it do not take them.
+        A program has fixed values for them; models that are built from it do not take them.
         """
         return ()
 
     def computes_with(self, cls: type) -> str | None:
-        """Returns the backend whose arrays a class of this framework computes with.
+        """Returns the backend of the arrays that a class of this framework computes with.
 
         None for a class that is not of this framework, or that works with any arrays.
         """
@@ -128,7 +129,7 @@ class Models(Framework):
         """Puts a node of this framework, owned by the caller, into inference mode."""
 
     def layer(self, cls: type) -> tuple[str, str] | None:
-        """Returns the name and the weight layout, if known, of the layer that a class is."""
+        """Returns the name and the weight layout, if known, of a layer class."""
         for base in cls.__mro__:
             if base.__module__.startswith(self.layer_modules):
                 if base.__name__ in ("Module", "Object", "Pytree"):
@@ -147,29 +148,29 @@ class Models(Framework):
         Args:
             folder: The folder.
             dtype: The dtype of floating parameters; None for that of the folder.
-            arrays: The arrays of its weights, none of them read: the model cannot ask for more.
+            arrays: The lazy arrays of its weights, which limit what the model can contain.
         """
         return None
 
     def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
         """Returns the arrays of a converted model by source name, and the inverse function.
 
-        None where those are the names that `state` gives. What is tied is one object under each of
-        its names; the way back takes such a dict.
+        None if those are the names in `state`. A tied array is one object under each of its names;
+        the inverse takes such a dict.
         """
         return None
 
     def source_weights(
         self, model: Any, *, transient: bool = True
     ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
-        """Returns the arrays of a model of written classes by source name, and the way back.
+        """Returns the arrays of a structured model by source name, and the inverse function.
 
-        They have the layouts of the source: some are not the arrays of the model, but made of
-        them. None for other models.
+        They have the layouts of the source, so that some are computed from the model's arrays. None
+        for other models.
 
         Args:
             model: The model.
-            transient: Whether buffers are among them that the state dict of the source has not.
+            transient: Whether to include buffers that the state dict of the source lacks.
         """
         return None
 
@@ -180,12 +181,12 @@ class Models(Framework):
         return None
 
     def origin_of(self, model: Any) -> str:
-        """Returns the folder of weights that a model was made from; empty where it is not known."""
+        """Returns the folder of weights from which a model was loaded; empty if unknown."""
         program = self.program_of(model)
         return "" if program is None else program.origin
 
     def options_of(self, model: Any) -> Mapping[str, Any] | None:
-        """Returns the options with which `from_program` made a model; None for one of others."""
+        """Returns the options with which `from_program` built a model; None for other models."""
         return None
 
     def export_program(
@@ -210,48 +211,47 @@ class Models(Framework):
             args: Its inputs by position.
             kwargs: Its inputs by keyword.
             dynamic_shapes: Which sizes may vary.
-            train: Whether what it does in training is recorded; None for what the call does as it
-                stands, of models that have several `modes`. Parts of a model that trains already
-                keep their modes in training.
-            check: Whether what was recorded is compared with the model.
-            strict: Whether arrays of objects that nobody declared are an error.
-            specialize: Whether sizes that depend on values are those of the examples.
-            whole: The operations that the target lowers whole, as `lowers_whole` gives them. A
-                recorder that would take one apart leaves it. Without a target there are none.
-            parts: Whether the calls of submodules are recorded, too.
-            only_layers: With `train`: only layers of the framework are in training, and the model's
-                own code does what it does in evaluation.
+            train: Whether to record training; None to record the call as it is, for models with
+                mixed `modes`. Submodules of a model that is already in training keep their modes.
+            check: Whether to compare the recording with the model.
+            strict: Whether arrays in undeclared objects are an error.
+            specialize: Whether to fix sizes that depend on values to those of the examples.
+            whole: The operations of the target's `lowers_whole`, which the recorder must not
+                decompose; empty without a target.
+            parts: Whether to record the calls of submodules, too.
+            only_layers: With `train`: whether only layers of the framework are in training, and the
+                model's own code in evaluation.
 
         Raises:
-            ConversionError: It cannot be recorded; says why, and where. With `check`: what was
-                recorded gives other results for the examples.
+            ConversionError: It cannot be recorded; says why, and where. With `check`: the recording
+                has other results for the examples.
         """
         raise ConversionError(f"models of {self.name} cannot be recorded")
 
     def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
-        """Returns a program that was recorded with its parts as source code: a `Source`.
+        """Writes a program that was recorded with `parts` as source code, a `Source`.
 
         Args:
             program: The program.
-            scan: Write blocks that repeat as one with stacked arrays, and their loop as a scan.
-            modes: Its `evaluation` does something else, which is written below conditions.
+            scan: Whether to write repeated blocks as one block with stacked arrays, in a scan.
+            modes: Whether its `evaluation` differs, so that the code branches on the mode.
 
         Raises:
-            ConversionError: This framework is not written, or something in the program is not.
+            ConversionError: This framework, or something in the program, cannot be written.
         """
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 
     def build(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
-        """Returns the model of the classes that `translate` writes, with the program's arrays.
+        """Builds a model of the classes that `translate` writes, with the program's arrays.
 
-        It takes what `translate` takes, and raises as that does.
+        Arguments and errors are those of `translate`.
         """
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 
     def open_file(
         self, net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool
     ) -> tuple[Any, dict[str, Any]]:
-        """Returns the model of a file that `translate` has written, and what a call takes besides.
+        """Returns the model in a file of `translate`, and the further arguments of a call.
 
         `weights` are the NumPy arrays of the source, by name.
         """
@@ -266,30 +266,30 @@ class Models(Framework):
         train: bool | None,
         parts: bool = False,
     ) -> Trial:
-        """Returns a model as `verify` calls and trains it, on these inputs.
+        """Returns a `Trial`, with which `verify` calls and trains a model on these inputs.
 
         Args:
-            model: The model, which stays as it is.
+            model: The model, which is not changed.
             args: Its inputs by position.
             kwargs: Its inputs by keyword.
-            train: The mode; None for that in which the call runs.
-            parts: Whether arrays have the names that they have in a program with parts.
+            train: Whether to train; None for the mode of the call.
+            parts: Whether to name arrays as in a program that was recorded with `parts`.
         """
         raise ConversionError(f"models of {self.name} cannot be trained by verify")
 
     def as_argument(self, value: Any) -> Any:
-        """Returns the argument of a translated file for an array: the words of a key."""
+        """Returns an array as a translated file takes it: for a key, its raw words."""
         return value
 
     def lowers(self, op: str) -> bool:
-        """Returns whether a lowering that names no target belongs to this framework."""
+        """Returns whether this framework uses lowerings of an operation that name no target."""
         return False
 
     def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
-        """Returns the operations that a recorder leaves whole in programs for this framework.
+        """Returns the operations that recorders must not decompose in programs for this framework.
 
         Args:
-            lowerings: Those that the user has added, by operation.
+            lowerings: The user's lowerings, by operation.
 
         Returns:
             Their names: `aten::gelu`, or `aten::std.correction` for one overload.
@@ -299,12 +299,12 @@ class Models(Framework):
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
-        """Builds the model of this framework that computes a program.
+        """Builds a model of this framework that computes a program.
 
         Args:
             program: The program.
-            lowerings: Those that the user has added, by operation; they win over the built-in ones.
-            options: What is particular to this framework.
+            lowerings: The user's lowerings, by operation; they override the built-in ones.
+            options: Options of this framework.
 
         Raises:
             UnsupportedOpsError: Operations have no lowering; lists all of them.
@@ -315,7 +315,7 @@ class Models(Framework):
         """Checks options for `from_program` before a program is recorded.
 
         Raises:
-            ConversionError: There is no such value.
+            ConversionError: An option has an invalid value.
         """
 
     # generating text
@@ -334,12 +334,12 @@ class Models(Framework):
 
         Args:
             model: The model.
-            max_length: How many tokens its cache is to hold.
+            max_length: How many tokens its cache can hold.
             batch: How many prompts a call takes.
-            check: Whether what was recorded is compared with the model.
+            check: Whether to compare the recording with the model.
             whole: The operations that the target lowers whole.
-            options: How tokens are chosen where it is not to be as the model's own configuration
-                says: how many rows a prompt takes goes by it.
+            options: Decoding options that override the model's configuration; the number of rows
+                per prompt depends on them.
 
         Raises:
             ConversionError: It cannot be recorded, or does not generate.
@@ -362,13 +362,13 @@ class Models(Framework):
 
         Args:
             generation: The programs.
-            decoding: How tokens are chosen unless a call says otherwise.
-            lowerings: Those that the user has added, by operation.
-            options: What is particular to this framework.
+            decoding: The decoding options, which a call can override.
+            lowerings: The user's lowerings, by operation.
+            options: Options of this framework.
         """
         raise ConversionError(f"{self.name} has no generators")
 
-    # calls that are compared
+    # calls for comparisons
 
     def call(
         self,
@@ -382,18 +382,18 @@ class Models(Framework):
         """Calls a model with inputs that it may change; the results are ready to be compared.
 
         Args:
-            model: The model, which stays as it is.
+            model: The model, which is not changed.
             args: Its inputs by position.
             kwargs: Its inputs by keyword.
-            train: The mode; None for that in which the model is.
-            seed: That of the framework's global random generator; None for its present state.
+            train: Whether to train; None for the model's current mode.
+            seed: The seed of the framework's global random generator; None for its present state.
         """
         return model(*args, **kwargs)
 
     def caller(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
-        """Returns a function like `call`, as fast as a user of this framework would make it."""
+        """Returns a fast version of `call`, such as a user of this framework would write."""
         self.to_evaluation(model)
         if isinstance(self, Compute):
             return self.runner(lambda own, a, k: own(*a, **k), model, compile=None)
@@ -405,12 +405,11 @@ class Models(Framework):
         """Prepares a call of a model in one of its modes, for a comparison.
 
         Returns:
-            A function that gives the leaves of the output in order, and the arrays that the call
-            changes by name; the model stays as it is. It takes by how much the values of floating
-            arrays are to be off, relative to them; `compiled`: False asks for one operation after
-            the other, without fusing; and `turned`: True asks for other signs and phases of
-            eigenvectors, singular vectors and orthogonal factors. None where this framework has
-            no such thing.
+            A function that returns the leaves of the output in order, and by name the arrays that
+            the call changes; it does not change the model. It takes a relative perturbation of the
+            values of floating arrays; `compiled=False` runs the operations one by one, without
+            fusing; and `turned=True` changes the signs and phases of eigenvectors, singular vectors
+            and orthogonal factors. None if this framework does not support it.
         """
         return None
 
@@ -420,10 +419,10 @@ class Models(Framework):
         """Calls a converted model, for a comparison with its source.
 
         Returns:
-            None where there is nothing to compare, as where it draws random numbers.
+            The outputs, or None if they cannot be compared, for example because they are random.
 
         Raises:
-            ConversionError: An operation gives another dtype than in its source.
+            ConversionError: The dtype of an operation's result differs from the source's.
         """
         return None
 
@@ -435,7 +434,7 @@ class Models(Framework):
         *,
         train: bool | None = None,
     ) -> Any | None:
-        """Calls a model in float64; returns None where that cannot be."""
+        """Calls a model in float64; returns None if that is not possible."""
         return None
 
     def watch(
@@ -450,32 +449,31 @@ class Models(Framework):
     ) -> Iterable[Observation] | None:
         """Records every operation of a call, in order; None where that is not possible.
 
-        Inputs and arrays of the model may stand before them, as the operations `input` and
-        `weight`.
+        Inputs and arrays of the model may come first, as the operations `input` and `weight`.
 
         Args:
             model: The model.
             args: Its inputs by position.
             kwargs: Its inputs by keyword.
-            whole: The operations that are left whole where the model is recorded.
-            train: The mode; None for that in which the model is.
-            double: Compute in double precision, which not every model can.
+            whole: The operations that a recording of the model does not decompose.
+            train: Whether to train; None for the model's current mode.
+            double: Whether to compute in double precision, which not every model supports.
         """
         return None
 
     def watcher(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], Iterable[Observation]]:
-        """Returns `watch`, in evaluation, for models with other arrays than this one."""
+        """Returns a function like `watch`, in evaluation, for the same model with other arrays."""
         return lambda other: self.watch(other, args, kwargs, train=False) or ()
 
     def own_rules(self, model: Any, arrays: Mapping[str, Any]) -> Rules | None:
-        """Returns the rules by which the library of a model loads arrays of such names and shapes.
+        """Returns the rules by which a model's own library loads arrays of these names and shapes.
 
-        None where that library has none.
+        None if that library has no such rules.
 
         Raises:
-            CheckpointError: It does not load them.
+            CheckpointError: The library cannot load them.
         """
         return None
 
@@ -484,17 +482,18 @@ class Models(Framework):
     ) -> Iterable[Observation] | None:
         """Records the operations of a call in evaluation without computing them.
 
-        None where that is not possible. The values are left out. Inputs and arrays of the model
-        stand before the operations, as `input` and `weight`, the latter with the array's name as
-        their module; layers that are stacked for a loop are unrolled, as `layers.0.weight`.
+        None where that is not possible. None where that is not possible. The observations have no
+        values. Inputs and arrays of the model come before the operations, as `input` and `weight`,
+        the latter with the array's name as their module; layers that are stacked for a loop are
+        unrolled into `layers.0.weight` and so on.
         """
         return None
 
 
 class Adapter(Compute, Nodes, Models):
-    """All that fmapper knows of one framework, in four facets.
+    """A complete adapter of one framework, with four facets.
 
-    A subclass answers the abstract methods of `Arrays`; everything else has a default. An adapter
-    of a framework that has less derives from the facets that it has: one of arrays alone from
-    `Arrays`, one of layers over another framework's arrays from `Nodes` and `Models`.
+    A subclass implements the abstract methods of `Arrays`; everything else has a default. The
+    adapter of a framework with fewer capabilities derives from some facets: for arrays alone from
+    `Arrays`, for layers over another framework's arrays from `Nodes` and `Models`.
     """

@@ -1,4 +1,4 @@
-"""Node types of adapters: how a class is taken apart, and what moves and transforms ask of it."""
+"""Node types of adapters: how to flatten a class, and what moves and transforms need to know."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ class Facts(TypedDict, total=False):
     """Optional facts about a `NodeType`.
 
     Attributes:
-        carried: `node -> [(name, value)]`, what the node holds beside its children; movers see to
-            it that there are no arrays in it.
-        borrowed: Keys of children with arrays that belong to others, as the parameters of an
-            optimizer do to its model; movers see to it that the others are in the tree, too.
+        carried: `node -> [(name, value)]`, what the node holds besides its children; movers check
+            that it contains no arrays.
+        borrowed: Keys of children with arrays that belong to another node, such as an optimizer's
+            parameters, which belong to its model; movers check that the tree contains that node,
+            too.
         aside: `node -> [(leaf, Aside)]`, the leaves that do not move as all others do.
-        follows: `node -> [(leaf, other leaf)]`, the leaves that go where another one goes.
-        passengers: `node -> [(name, object)]`, what only movers see: random generators among the
-            settings. The opener puts what has become of them into place with `at_end`.
-        put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
-        static: `node -> what else decides what the node computes`, a dict of values to compare or
-            one; needed where that is not simply the other attributes, so that a compiled program is
-            made anew for another one.
-        box: `node -> [(key, child)]`, the children to which a program may give another value, such
-            as what is in a variable of NNX or a buffer of torch; transformations see to it that
-            the node they were given gets it, too.
-        constants: `node -> keys`, the children whose arrays belong to what the node computes, such
-            as the constants of a program: they move with it, and no state or checkpoint has them.
-        pytree: Whether the pytree registries of other frameworks are to know the class, as they
-            know functors: its children are dynamic there, and its other attributes are static.
+        follows: `node -> [(leaf, other leaf)]`, the leaves that move to the target of another leaf.
+        passengers: `node -> [(name, object)]`, objects that only movers see, such as random
+            generators among the settings. The opener puts the moved objects into place with
+            `at_end`.
+        put: `(node, new_children) -> None` replaces the children of a node in place, for `move_`.
+        static: `node -> value`, a value or dict of values that determines what the node computes; a
+            program is compiled again if it changes. Needed if that is not simply the other
+            attributes.
+        box: `node -> [(key, child)]`, the children that a call may replace, such as the value of an
+            NNX variable or a torch buffer; transformations then write the new value to the caller's
+            node, too.
+        constants: `node -> keys`, the children whose arrays are part of the computation, such as
+            the constants of a program: they move with the node, but are not in states or
+            checkpoints.
+        pytree: Whether to register the class with the pytree registries of other frameworks, like a
+            functor: with dynamic children, and static other attributes.
     """
 
     carried: Callable[[Any], Iterable[Item]]
@@ -59,12 +62,12 @@ class NodeType(nodes.NodeType):
 
     Args:
         children: `node -> {key: child}`, in order.
-        rebuild: `(node, new_children) -> new node`. Needed where `shell` is not given.
-        shell: `node -> new node without children`. Where it is given, the shell exists before its
-            children do, so that cycles through the node work.
+        rebuild: `(node, new_children) -> new node`. Needed without `shell`.
+        shell: `node -> new node without children`. The shell exists before its children do, so that
+            cycles through the node work.
         fill: `(shell, node, new_children) -> None` puts the children into the shell.
-        plain: What `fmapstructure` puts in its place: dict, list or tuple.
-        facts: What else movers and transformations ask, see `Facts`.
+        plain: The class that `fmapstructure` uses instead: dict, list or tuple.
+        facts: Further facts for movers and transformations, see `Facts`.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class NodeType(nodes.NodeType):
         plain: type = dict,
         **facts: Unpack[Facts],
     ) -> Self:
-        """Makes a node type with an opener of its own, which is faster.
+        """Makes a node type from an opener, which is faster.
 
         Args:
             open: See `fmapper.tree.nodes.Opener`.

@@ -1,4 +1,4 @@
-"""The facet of an adapter whose framework has classes that are taken apart."""
+"""The facet of an adapter whose framework has classes of nodes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Nodes(Framework):
-    """A framework with classes that are nodes, by their kind or in a pytree registry of its own.
+    """A framework with classes that are nodes, by themselves or through its pytree registry.
 
-    A subclass answers `node_type` or `registered_type`, or both.
+    A subclass implements `node_type`, `registered_type`, or both.
     """
 
     lacking = "classes to take apart"
@@ -29,38 +29,38 @@ class Nodes(Framework):
         return None
 
     def register_functor(self, cls: type) -> None:
-        """Registers a functor class with the pytree registry of this framework; once per class."""
+        """Registers a functor class, once, with the pytree registry of this framework."""
 
     def training_rule(self, cls: type) -> Callable[[Any], bool] | None:
-        """Returns a rule for which arrays below a node of a class are trained.
+        """Returns a predicate for the arrays below a node that are trained.
 
-        It holds until a class further down says otherwise; None for a class that does not say.
+        It applies down to nodes with a rule of their own. None for a class without a rule.
         """
         return None
 
     def transient(self, node: Any) -> Iterable[Any]:
         """Returns the arrays of a node that the framework's own checkpoints leave out.
 
-        They are computed when a model is made, as tables of positions are.
+        Such arrays, for example tables of positions, are computed when a model is created.
         """
         return ()
 
     def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:
-        """Returns how a node wants the arrays below it divided on a mesh.
+        """Returns how a node wants to divide the arrays below it on a mesh.
 
         Returns:
-            For each array that it says something of: its name there, the array, and an axis for
-            each dimension, in the words of the node; None for one that is not divided.
+            For each array about which the node says something: its name there, the array, and for
+                each dimension the node's name of an axis, or None if the dimension is not divided.
         """
         return ()
 
     def sums(self, node: Any) -> Sequence[str]:
-        """Names those of `axes` after which devices add up what each has, in a forward pass."""
+        """Returns the names from `axes` whose results a forward pass sums over the devices."""
         return ()
 
     def packings(self, node: Any) -> Iterable[tuple[str, Any, Packed]]:
-        """Returns the arrays of a node in which several lie side by side: name, array, how.
+        """Returns the arrays of a node that pack several side by side: name, array, and packing.
 
-        The framework can divide each of these by itself, and computes with them so.
+        The framework can divide each packed array separately, and compute with the result.
         """
         return ()

@@ -1,4 +1,4 @@
-"""Functors as pytrees of other libraries: taken apart into dynamic children and static rest."""
+"""Functors as pytrees of other libraries: dynamic children, and a static rest."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class PyTreeRules:
     """The rules by which a pytree registry classifies objects.
 
     Attributes:
-        is_dynamic: Whether an object is an array, or a node that the registry enters; its class
-            decides.
+        is_dynamic: Whether an object is an array, or a node that the registry enters; depends on
+            its class only.
         opens: Whether the registry enters containers of exactly this class.
         leaves: `(container, is_leaf) -> leaves`, by the registry.
         flatten: `(container, is_leaf) -> (leaves, structure)`, by the registry. The structure has
-            the methods `unflatten` and `flatten_up_to`, as treespecs of JAX and torch have them.
+            the methods `unflatten` and `flatten_up_to` of treespecs in JAX and torch.
     """
 
     is_dynamic: Callable[[Any], bool]
@@ -52,7 +52,7 @@ Pattern: TypeAlias = "bool | tuple[Any, list[bool]]"
 class Constant:
     """A static value in a container that has arrays, too: a node without children to a registry.
 
-    It keeps a copy of a container, since it is part of what a compiler remembers a program by.
+    It keeps a copy of a container, because it is part of the key of a compiled program.
     """
 
     __slots__ = ("_hash", "_value")
@@ -78,10 +78,10 @@ class Constant:
 
 
 class Static:
-    """All of a functor but its dynamic children: hashable, comparable, and holding no array of it.
+    """All of a functor but its dynamic children: hashable, comparable, and without its arrays.
 
-    Static children are compared by `equals`. Containers among them are copies, so that a change in
-    place makes another structure of the functor instead of changing this one.
+    Static children are compared by `equals`. Containers among them are copies, so that changing one
+    in place gives the functor another structure instead of changing this one.
     """
 
     __slots__ = ("_hash", "carried", "cls", "dynamic", "names", "patterns", "static", "whole")
@@ -123,7 +123,7 @@ class Static:
 
 
 def _are_equal(mine: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Compares by `equals`, quickly where most values are the very same ones."""
+    """Compares by `equals`, quickly if most values are identical."""
     if len(mine) != len(other):
         return False
     for name, value in mine.items():
@@ -137,7 +137,7 @@ def flatten(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | C
 
     Args:
         node: The functor.
-        rules: Those of the registry. None: all children are dynamic but those declared static.
+        rules: The rules of the registry. None: all children are dynamic but those declared static.
 
     Raises:
         TransformError: A child that is declared static holds an array that is being traced.
@@ -146,7 +146,7 @@ def flatten(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | C
     if cls is Constant:
         return [], node
     kind = nodes.kind_of(cls)
-    if not isinstance(kind, NodeType):  # registered as a subclass, then declared a leaf: one whole
+    if not isinstance(kind, NodeType):  # registered as a subclass, then declared a leaf
         return [], Static(cls, (), {}, {}, {}, whole=node)
     have = kind.children(node)
     marked = _marks.get(id(node))
@@ -181,10 +181,10 @@ def unflatten(static: Static | Constant, children: Iterable[Any], rules: PyTreeR
     """Rebuilds a functor around dynamic children, which may be any objects of a registry.
 
     Args:
-        static: What `flatten` has left.
+        static: The static rest that `flatten` returned.
         children: The new dynamic children, in order.
-        rules: Those by which `flatten` goes. Where they would call other parts of the new
-            functor dynamic, it is marked: its structure stays what it is.
+        rules: The rules that were passed to `flatten`. If other parts of the new functor would be
+            dynamic by them, it is marked so that its structure stays the same.
     """
     if isinstance(static, Constant):
         return static.value()
@@ -255,10 +255,10 @@ def _pattern(child: Any, rules: PyTreeRules | None) -> Pattern:
     parts: Iterable[Any] = _values(child) if cls in _BARE else (child,)
     verdicts = _verdicts(parts, rules)
     is_tied = False
-    if None in verdicts.values():  # there is more in it than a look shows
+    if None in verdicts.values():  # it holds more than its leaves
         try:
             parts, is_tied = _leaves(child, rules)
-        except (TypeError, ValueError):  # keys of a dict that cannot be sorted
+        except (TypeError, ValueError):  # a dict with keys that cannot be sorted
             return holds_arrays(child)
         verdicts = _verdicts(parts, rules)
     found = {*verdicts.values()}
@@ -314,14 +314,14 @@ def _wrap_constants(child: Any, structure: Any, flags: list[bool]) -> Any:
     """Returns a container with its static parts wrapped."""
     try:
         parts = structure.flatten_up_to(child)
-    except (TypeError, ValueError):  # a registry has put something else there
+    except (TypeError, ValueError):  # a registry has put another object there
         return child
     pairs = zip(parts, flags, strict=True)
     return structure.unflatten([part if flag else Constant(part) for part, flag in pairs])
 
 
 def snapshot(value: Any) -> Any:
-    """Copies a static value that others may change: containers, but not what is in them."""
+    """Copies the containers of a static value, which others may change, but not their contents."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, CONTAINERS):
@@ -388,7 +388,7 @@ _registering = threading.RLock()
 
 
 def _enroll(cls: type) -> None:
-    """Makes a functor class known to every pytree registry that is loaded, and to later ones."""
+    """Registers a functor class with every loaded pytree registry, and with later ones."""
     with _registering:
         if cls in _classes or not _is_for_registries(cls):
             return
@@ -404,12 +404,12 @@ def _enroll_all(adapter: Framework) -> None:
 
 
 def _tell(adapter: Nodes, cls: type) -> None:
-    if adapter.node_type(cls) is None:  # a framework's own libraries enter their classes themselves
+    if adapter.node_type(cls) is None:  # libraries register their own classes
         adapter.register_functor(cls)
 
 
 def _is_for_registries(cls: type) -> bool:
-    """Returns whether a class is a functor, not a leaf, and without rules of other libraries."""
+    """Returns whether a class is a functor, and not a leaf or known to other libraries."""
     own = [kind for adapter in adapters(Nodes) if (kind := adapter.node_type(cls)) is not None]
     declaration = declaration_of(cls)
     if declaration is None:

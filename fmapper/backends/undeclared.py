@@ -1,4 +1,4 @@
-"""Objects that nobody declared but that hold arrays: the forgotten `@functor`."""
+"""Finds undeclared objects that hold arrays: a forgotten `@functor`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fmapper.tree.walk import visit, walk
 
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, bytearray, range, slice)
 _BARE = frozenset({dict, list, tuple})  # they have no attributes
-_get = object.__getattribute__  # a `__getattr__` of a class may raise what it likes
+_get = object.__getattribute__  # a class's `__getattr__` may raise anything
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -28,16 +28,17 @@ def check_leaf(
     place: Any = None,
     others: Callable[[], Iterable[Any]] = tuple,
 ) -> None:
-    """Raises for a leaf that holds arrays without being one.
+    """Raises for a leaf that is not an array but holds some.
 
     Args:
         leaf: The leaf.
-        where: Gives its path, when that is needed, for `place`.
-        place: What `where` knows it by.
+        where: Returns the path of the leaf from `place`; called only for an error.
+        place: The argument of `where`.
         others: Returns the other leaves of the tree, whose classes the error names, too.
 
     Raises:
-        NotAFunctorError: It does; names the path, the class, the fields and the way out.
+        NotAFunctorError: The leaf holds arrays; names the path, the class, the fields and the way
+            out.
     """
     if issubclass(type(leaf), _OPAQUE) or declaration_of(type(leaf)) is not None:
         return
@@ -49,10 +50,10 @@ def check_leaf(
 
 
 def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) -> None:
-    """Raises for a node that holds undeclared arrays beside its children.
+    """Raises for a node that holds undeclared arrays besides its children.
 
     That is a dataclass that keeps arrays outside its fields, or a container subclass that keeps
-    them in attributes. `children=` in a declaration says so: then the rest is carried over.
+    them in attributes. With `children=` in its declaration, the rest is carried over.
     """
     cls = type(node)
     if cls in _BARE:
@@ -97,11 +98,11 @@ def holds_arrays(x: Any, *, besides: Iterable[Any] = ()) -> bool:
 
     Args:
         x: Anything; it is not changed.
-        besides: Objects that do not count, nor what is reached only through them.
+        besides: Objects to ignore, and everything that is reached only through them.
     """
     known = {id(value) for value in besides}
     return any(
-        adapter_of(value) is not None or value is no_gradient  # where there was an array
+        adapter_of(value) is not None or value is no_gradient  # in the place of an array
         for _, value, kind, _ in walk(x, enter=_enter_all, known=known)
     )
 

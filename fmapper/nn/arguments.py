@@ -23,8 +23,8 @@ def kernels(function: str, x: Any) -> Any:
     """Returns the kernels of the backend of an array.
 
     Raises:
-        TypeError: `x` is not an array. UnsupportedLeafError: The adapter of its backend has no
-            kernels.
+        TypeError: `x` is not an array.
+        UnsupportedLeafError: The adapter of its backend has no kernels.
     """
     adapter = adapter_of(x)
     if adapter is None:
