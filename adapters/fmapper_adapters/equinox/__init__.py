@@ -1,4 +1,4 @@
-"""Equinox: models as source code in its layers; as trees of arrays its modules are JAX's."""
+"""Equinox: models as source code with its layers. Its modules are trees of JAX."""
 
 from fmapper_adapters.equinox.adapter import EquinoxAdapter
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EquinoxAdapter(JaxModels):
-    """Equinox as a target: modules are written, with its layers in them.
+    """Equinox as a target: writes modules that use its layers.
 
     Modules of Equinox are trees and functions of JAX, which its adapter moves and records.
     """
@@ -40,10 +40,10 @@ class EquinoxAdapter(JaxModels):
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
-        """Returns the module of Equinox; there is no other form.
+        """Returns the module of Equinox, the only form of a model there.
 
         Raises:
-            ConversionError: `structure=True` was not asked for.
+            ConversionError: The option `structure=True` is missing.
         """
         if not options.get("structure"):
             raise ConversionError(
@@ -93,17 +93,17 @@ class EquinoxAdapter(JaxModels):
         return _build.open_file(net, name, weights, train=train)
 
     def is_model(self, x: Any) -> bool:
-        """Returns False: they are JAX's."""
+        """Returns False: models of Equinox belong to JAX."""
         return False
 
     def sources(self) -> Any:
-        """Returns the module for callable trees, as modules of Equinox are."""
+        """Returns the module that makes sources of callable trees, such as modules of Equinox."""
         from fmapper_adapters.jax.libraries import tree_source
 
         return tree_source
 
     def is_converted(self, model: Any) -> bool:
-        """Returns False: what it gives is plain Equinox."""
+        """Returns False: converted models are plain Equinox."""
         return False
 
     def examine(
@@ -112,7 +112,7 @@ class EquinoxAdapter(JaxModels):
         """Calls the model in evaluation mode.
 
         Raises:
-            ConversionError: It draws random numbers there, and has no key.
+            ConversionError: The model draws random numbers in evaluation, and has no key.
         """
         import inspect
 
@@ -122,7 +122,7 @@ class EquinoxAdapter(JaxModels):
         given = {key: value for key, value in kwargs.items() if key in known}
         try:
             return (for_evaluation(model)(*args, **given),)
-        except TypeError as error:  # what a key of None gives
+        except TypeError as error:  # the error for a key of None
             if "key" not in known:
                 raise
             raise ConversionError(

@@ -10,11 +10,11 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-FLAGS_MAPPING = "_mapping"  # the plain mapping inside of the flags of an NNX module's attributes
+FLAGS_MAPPING = "_mapping"  # the plain mapping inside the flags of an NNX module's attributes
 TRACE_STATE = "_trace_state"  # the trace to which an NNX module or variable belongs
 VARIABLE_METADATA = "_var_metadata"
 
-FROZEN_SLOTS = "_dict"  # the dict inside of a FrozenDict
+FROZEN_SLOTS = "_dict"  # the dict inside a FrozenDict
 FROZEN_HASH = "_hash"
 frozen_slots: Any = attrgetter(FROZEN_SLOTS)
 

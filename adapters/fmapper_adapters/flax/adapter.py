@@ -59,8 +59,8 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
     def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
         """Returns the arrays of a pair of a module and its variables, or of a graph and its state.
 
-        They have the names that the variables have alone, or of the source of a converted model. Of
-        a converted model with generators these are left out, as its source has none of them.
+        They are named as in the variables alone, or as in the source of a converted model.
+        Generators of a converted model are left out, since its source has none.
         """
         found: tuple[dict[str, Any], Callable[[Any], Any]] | None = None
         if isinstance(model, tuple) and self.is_model(model):
@@ -82,7 +82,7 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
         return _axes.of_node(node)
 
     def packings(self, node: Any) -> Iterable[tuple[str, Any, Packed]]:
-        """Returns the parameters of a `FlaxModel` that hold several arrays side by side."""
+        """Returns the parameters of a `FlaxModel` that pack several arrays side by side."""
         if not self.is_converted(node):
             return ()
         from fmapper_adapters.flax import flax_model
@@ -139,7 +139,7 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
         return None
 
     def check_options(self, **options: Any) -> None:
-        """Checks the precision, and which options go together.
+        """Checks the precision, and that the options can be combined.
 
         Raises:
             ConversionError: Options exclude each other, or the precision does not exist.
@@ -186,7 +186,7 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
 
         evaluation = program.evaluation
         program, *parts = prepare(program)
-        if evaluation is None or not evaluation.train:  # that of a model which has one for each
+        if evaluation is None or not evaluation.train:  # if the model has both
             evaluation = None
         else:
             evaluation, *others = prepare(evaluation)
@@ -242,7 +242,7 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
         return super().call(model, args, kwargs, train=train, seed=seed)
 
     def keys(self, model: Any, *, train: bool | None) -> dict[str, Any]:
-        """Returns `rngs` for a converted model without a generator."""
+        """Returns the keyword `rngs` for a converted model without a generator."""
         from fmapper_adapters.flax import flax_model
 
         return flax_model.keys(model, train=train) if self.is_converted(model) else {}
@@ -250,9 +250,9 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
     def examine(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any] | None:
-        """Returns the program for evaluation, or the only one there is.
+        """Examines the program for evaluation, or the only program.
 
-        A module whose classes were written by `source` is called.
+        A module whose classes were written by `source` is called instead.
         """
         from fmapper_adapters.flax import programs
 
@@ -281,7 +281,7 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
         return super().watch(model, args, kwargs, whole=whole, train=train, double=double)
 
     def sources(self) -> Any:
-        """Returns the module for modules of NNX, and those of Linen with their variables."""
+        """Returns the module for sources of NNX modules, and of Linen modules with variables."""
         from fmapper_adapters.flax import source
 
         return source

@@ -8,12 +8,12 @@ from typing import Any
 import fmapper
 
 Axes = tuple[Any, ...]
-_KEYS = ("out_sharding", "sharding_names", "sharding")  # in which versions of NNX have kept them
+_KEYS = ("out_sharding", "sharding_names", "sharding")  # where versions of NNX keep them
 
 
 def of_node(node: Any) -> Sequence[tuple[str, Any, Axes]]:
     """Returns name, array and axes of each array in a variable, box or converted model."""
-    programs = getattr(node, "__dict__", {}).get("_programs")  # nnx.Rngs has any attribute
+    programs = getattr(node, "__dict__", {}).get("_programs")  # nnx.Rngs answers for any attribute
     if programs is not None:
         arrays = fmapper.state(node)
         return [(n, arrays[n], axes) for n, axes in programs.axes.items() if n in arrays]

@@ -23,7 +23,7 @@ _SETTINGS = (
     bytes,
     type(None),
     type,
-    np.generic,  # Flax counts them among the static values, like Python's numbers
+    np.generic,  # static values in Flax, like Python's numbers
     np.dtype,
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -65,7 +65,7 @@ class ChildTest:
             return self._any_in(value)
         if own is None and not issubclass(cls, _SETTINGS):
             if not is_dynamic(value):
-                return False  # not remembered: somebody may register the class later
+                return False  # not cached: the class may be registered later
             own = True
         self.known[cls] = bool(own)
         return bool(own)
@@ -95,7 +95,7 @@ def _is_plain(value: Any) -> bool:
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         return not value.__closure__ and not vars(value) and all(map(_is_plain, defaults))
     if type(value).__module__.startswith(("optax.", _CONVERTED)):
-        return True  # arrays that a transformation, schedule or program holds are constants of it
+        return True  # their arrays are constants
     return isinstance(value, _SETTINGS) and not isinstance(value, _WITH_PARTS)
 
 

@@ -18,7 +18,7 @@ from fmapper_adapters.flax.programs import Programs
 from fmapper_adapters.jax.libraries import PackedArray
 
 _RESERVED = frozenset({"deterministic", "rngs", "_programs"})
-_HAS_METHODS = hasattr(nnx.Variable, "get_value")  # before Flax 0.12 there is the property alone
+_HAS_METHODS = hasattr(nnx.Variable, "get_value")  # before Flax 0.12 there is only the property
 
 
 class Buffer(nnx.Variable[Any]):
@@ -48,7 +48,7 @@ class Part(nnx.Module):
     counts the numbered submodules that exist.
     """
 
-    if TYPE_CHECKING:  # the names of the source are known when the program runs
+    if TYPE_CHECKING:  # names of the source are known only at run time
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -103,7 +103,7 @@ class Parts(Part):
     """A part whose children are all numbered, as those of a `ModuleList`.
 
     As in an `nnx.List`, the keys in the paths of NNX are numbers. Elsewhere they are strings,
-    because Flax cannot sort the two together.
+    because Flax cannot sort numbers among strings.
     """
 
     _pytree__has_int_keys = True
@@ -154,7 +154,7 @@ class FlaxModel(Part):
 
         Raises:
             ProgramInputError: The program was recorded for other inputs, or needs random numbers;
-                or the model has no program for this mode; or tied variables have come apart.
+                or the model has no program for this mode; or tied variables are no longer the same.
         """
         train = not self.deterministic
         variables = _variables(self)
@@ -266,7 +266,7 @@ def evaluate(
 
 
 def keys(model: FlaxModel, *, train: bool | None) -> dict[str, Any]:
-    """Returns the random key that a call in a mode takes by keyword, where it has no generator."""
+    """Returns the keyword with a random key that a call in a mode needs without a generator."""
     is_training = model._programs.trains(model, train=train)
     bound = model._programs.bind(_arrays(model), train=is_training)
     if not bound.is_random or vars(model).get("rngs") is not None:
@@ -277,7 +277,7 @@ def keys(model: FlaxModel, *, train: bool | None) -> dict[str, Any]:
 def watch(
     model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None
 ) -> list[Observation] | None:
-    """Records every operation of such a call; None where it draws random numbers."""
+    """Records every operation of a call in a mode; None if it draws random numbers."""
     is_training = model._programs.trains(model, train=train)
     bound = model._programs.bind(_arrays(model), train=is_training)
     if bound.is_random:
@@ -287,7 +287,7 @@ def watch(
 
 
 def _class(programs: Programs, name: str, kind: str) -> Any:
-    """Returns the type of a variable: the original one of Flax, if its training agrees."""
+    """Returns the type of a variable: the original one, unless only one of the two is trained."""
     known = programs.types.get(name)
     if known is None or kind == "frozen" or issubclass(known, nnx.Param) != (kind == "param"):
         return _CLASSES[kind]
@@ -325,7 +325,7 @@ def _variables(model: FlaxModel) -> dict[str, Any]:
     """Returns the variables by name, each once.
 
     Raises:
-        ProgramInputError: Tied variables have come apart, so that one of them would be ignored.
+        ProgramInputError: Tied variables are no longer the same, so that one would be ignored.
     """
     programs: Programs = model._programs
     found = {name: _find(model, name) for name in programs.kinds}
@@ -375,7 +375,7 @@ def _value(variable: Any) -> Any:
         return variable.value
     if type(variable) in _PLAIN:
         raw = variable.get_raw_value()
-        # what get_value does beside, for trees, references and hooks, takes longer than the call
+        # skips get_value's handling of trees, references and hooks, which is slower than the call
         is_array = isinstance(raw, jax.Array) and not isinstance(raw, jax.core.Tracer)
         if is_array and not (
             variable.has_metadata("on_get_value") or variable.has_metadata(PACKED)

@@ -95,7 +95,7 @@ class LinenModel(linen.Module):
         places: dict[Any, Any] = {}
         arrays: dict[str, Any] = {}
         names = {place: name for name, place in _places(self.start.programs).items()}
-        scope: Any = self.scope  # and not self.param: the module has methods of such names
+        scope: Any = self.scope  # not self.param, which a name of the module may shadow
         for collection, tree in self.start.variables.items():
             for key, value in tree.items():
                 if collection == "params":
@@ -129,8 +129,8 @@ def from_arrays(programs: Programs, arrays: Mapping[str, Any]) -> LinenModel:
     """Returns the module for programs and their arrays.
 
     Raises:
-        ConversionError: A child has the one name that Linen cannot distinguish from a collection,
-            and does not have all parameters.
+        ConversionError: A child has the name of the one collection, which Linen cannot tell apart,
+            and does not hold all parameters.
     """
     if not _has_collections(programs):
         _programs.check_names(programs, frozenset({"params"}))
@@ -138,7 +138,7 @@ def from_arrays(programs: Programs, arrays: Mapping[str, Any]) -> LinenModel:
 
 
 def _has_collections(programs: Programs) -> bool:
-    """Returns whether the names begin with collections, as those of a source of Linen do."""
+    """Returns whether names begin with collections, as they do if the source is of Linen."""
     trained = [name for name, kind in programs.kinds.items() if kind == "param"]
     return bool(trained) and all(name.startswith("params.") for name in trained)
 

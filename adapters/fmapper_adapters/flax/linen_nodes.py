@@ -17,7 +17,7 @@ Module: Any = linen.Module
 
 VARIABLES = BoxKey("variables")
 _RNGS = "rngs"
-_PLACE = frozenset({"parent", "name"})  # where a module is among others
+_PLACE = frozenset({"parent", "name"})  # the position of a module in its parent
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
 

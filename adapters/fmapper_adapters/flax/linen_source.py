@@ -90,7 +90,7 @@ def make_source(
     Of the keywords, `method`, `mutable` and `capture_intermediates` are fixed, and `rngs` is an
     input. Mutable collections become buffers that a call changes: with `mutable`, as in training,
     these are all collections but the parameters, unless the keyword says otherwise. Variables that
-    a call creates in them, such as intermediates, are returned beside the output, as `apply` does.
+    a call creates in them, such as intermediates, are returned with the output, as by `apply`.
     """
     module, variables, own = _parts(model)
     fields = {} if train is None else _fields_in_mode(module, train=train)
@@ -113,7 +113,7 @@ def make_source(
             continue
         if path[0] == "params":
             aliases[name] = first[id(leaf)]
-        else:  # variables that begin as one array, and change each for itself
+        else:  # variables that share an initial array but change independently
             arrays[name] = leaf.copy()
     structure = jax.tree.structure(tree)
     in_order = [names[_path(keys)] for keys, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
@@ -158,7 +158,7 @@ def make_source(
 
 
 def _record_parts() -> Any:
-    """Records the calls of submodules, where the recording wants them."""
+    """Records the calls of submodules, if the recording asks for them."""
     if not parts.is_noting():
         return contextlib.nullcontext()
 
@@ -168,7 +168,7 @@ def _record_parts() -> Any:
         is_own = not type(module).__module__.startswith("flax.")
         is_call = name == "__call__" or (is_own and name != "setup" and not name.startswith("_"))
         method = getattr(type(module), name, None)
-        if not path or not is_call or method is None:  # the root, and what transforms a module
+        if not path or not is_call or method is None:  # the root, or a transform
             return run(*args, **kwargs)
         own = {".".join(at): x for at, x in _flat(module.variables.get("params", {})).items()}
         return parts.note_call(path, module, method, args, kwargs, run, own)

@@ -26,7 +26,7 @@ Node: Any = getattr(nnx, "Pytree", None) or nnx.Object
 State: Any = nnx.State
 TraceState: Any = tracers.TraceState
 _Hijax: Any = vars(variablelib).get("HijaxVariable")
-_Box: Any = vars(nnx).get("VariableState")  # what a State holds before Flax 0.12
+_Box: Any = vars(nnx).get("VariableState")  # held by a State before Flax 0.12
 
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
@@ -78,19 +78,19 @@ def _is_ref(value: Any) -> bool:
 def _variable_type(cls: type) -> NodeType:
     """Makes the type of a variable: a box around its value, whose metadata is carried over.
 
-    The path of the array of a parameter is `layers[0].kernel.value`, where Python and
-    `jax.tree_util` find it too, and `layers[0].kernel` is the variable; two modules that share a
-    variable still share it afterwards. Since `value` is a `BoxKey`, `state` calls the array
-    `layers.0.kernel`, as `nnx.state`, checkpoints and the state dicts of torch do.
+    The path of a parameter's array is `layers[0].kernel.value`, as in Python and `jax.tree_util`,
+    and `layers[0].kernel` is the variable; two modules that share a variable still share it
+    afterwards. Since `value` is a `BoxKey`, `state` calls the array `layers.0.kernel`, as
+    `nnx.state`, checkpoints and the state dicts of torch do.
 
     The value may be of any backend. Flax computes with NumPy arrays in variables, and copies them
-    to a device in every call; torch tensors it only stores. A packed array is in the variable block
-    by block.
+    to a device in every call; torch tensors it only stores. A packed array is stored block by
+    block.
     """
     get_value, set_value = _slot(cls, _VALUE_SLOT)
     get_metadata, set_metadata = _slot(cls, _private.VARIABLE_METADATA)
     _, set_trace = _slot(cls, _private.TRACE_STATE)
-    in_dict = cls.__dictoffset__ != 0  # to ask a variable would ask the array in it
+    in_dict = cls.__dictoffset__ != 0  # variables forward attributes to their array
     others = [
         name
         for base in cls.__mro__
@@ -115,7 +115,7 @@ def _variable_type(cls: type) -> NodeType:
         if others or in_dict:
             _carry(variable, new, others)
         fill = store
-        if metadata.get("ref"):  # the place in memory is the variable's own; its content is not
+        if metadata.get("ref"):  # the reference belongs to the variable; its content does not
             value = value[...] if _is_ref(value) else value
             fill = _set_ref
         if PACKED in metadata:
@@ -147,7 +147,7 @@ def _variable_type(cls: type) -> NodeType:
 def _slot(cls: Any, name: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:
     """Returns functions that read and set a variable's slot past its `__setattr__`."""
     found = getattr(cls, name, None)
-    if found is None or not hasattr(type(found), "__set__"):  # an attribute like any other
+    if found is None or not hasattr(type(found), "__set__"):  # an ordinary attribute
         return lambda variable: _get(variable, name), lambda variable, x: _set(variable, name, x)
     return found.__get__, found.__set__
 
@@ -255,7 +255,7 @@ def _fresh(state: Any) -> Any:
 
 
 def _list_items(found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Lists the items of an `nnx.List`: first numbers in order, which attributes may not be in."""
+    """Lists the items of an `nnx.List`, numbers first and sorted, since attributes are not."""
     pairs = [(int(name) if name.isdecimal() else name, value) for name, value in found]
     return sorted(pairs, key=lambda pair: pair[0] if isinstance(pair[0], int) else len(pairs))
 

@@ -1,7 +1,7 @@
-"""Variables with arrays that hold several side by side, each divided among devices by itself.
+"""Variables with arrays that pack several arrays side by side, each sharded by itself.
 
-NNX takes a pytree within a variable apart, so such a variable has the blocks alone, and what else a
-`PackedArray` knows in its metadata. Optimizers of Flax copy both.
+NNX flattens a pytree in a variable, so such a variable holds only the blocks; the other attributes
+of the `PackedArray` are in its metadata. Optimizers of Flax copy both.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from fmapper_adapters.jax.libraries import PackedArray
 
-# In the metadata: the dimension, and the sizes of what lies side by side there.
+# In the metadata: the dimension, and the sizes of the packed arrays along it.
 PACKED = "fmapper_packed"
 
 _made: WeakValueDictionary[Any, PackedArray] = WeakValueDictionary()  # one for the same blocks

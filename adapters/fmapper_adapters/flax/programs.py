@@ -51,19 +51,19 @@ class Programs:
 
     @property
     def any(self) -> Any:
-        """Either program, for what they have in common."""
+        """One of the programs, for facts that both share."""
         return self.training if self.evaluation is None else self.evaluation
 
     @property
     def starts_in_training(self) -> bool:
-        """Whether the source was in training, where there are both programs."""
+        """Whether the source was in training; of a single program, whether it is for training."""
         if self.training is None or self.evaluation is None:
             return self.training is not None
         started: bool = self.training.program.starts_in_training
         return started
 
     def trains(self, model: Any, *, train: bool | None) -> bool:
-        """Returns whether a call in a mode, None for that of the model, runs the training."""
+        """Returns whether a call runs the program for training; the mode None is the model's."""
         if train is None:
             return not model.deterministic
         return self.evaluation is None or (train and self.training is not None)
@@ -90,7 +90,7 @@ class Programs:
         )
 
     def whole(self, arrays: Mapping[str, Any]) -> Program:
-        """Returns the program with these arrays, and the other one beside it if for training."""
+        """Returns the program with these arrays; one for training includes that for evaluation."""
         found: Program = self.bind(arrays, train=self.training is not None).as_program()
         if self.training is not None and self.evaluation is not None:
             found.evaluation = self.evaluation.as_program()
@@ -114,7 +114,7 @@ class Programs:
 def from_program(
     program: Program, added: Mapping[str, Lowering], *, precision: str | None
 ) -> tuple[Programs, Arrays]:
-    """Returns the programs in a program, and its arrays by name.
+    """Splits a program into those of its modes, and its arrays by name.
 
     Raises:
         UnsupportedOpsError: Operations have no lowering.

@@ -50,7 +50,7 @@ def _is_nnx(model: Any) -> bool:
 
 
 def has_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
-    """Returns whether a model has a training mode, in its parts or as an argument."""
+    """Returns whether a submodule or an argument of a model has a training mode."""
     if _is_converted(model):
         programs = model._programs
         return programs.training is not None and programs.evaluation is not None
@@ -58,7 +58,7 @@ def has_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
 
 
 def modes(model: Any, args: Args, kwargs: Kwargs) -> dict[str, bool]:
-    """Returns whether the parts of a module and the arguments of a call ask for training."""
+    """Returns the value of each mode attribute and mode argument: True for training."""
     if _is_converted(model):
         return {"deterministic": not model.deterministic}
     said = train_flags.modes_of_call(_flags_of(model, args, kwargs), args, kwargs)
@@ -66,7 +66,7 @@ def modes(model: Any, args: Args, kwargs: Kwargs) -> dict[str, bool]:
 
 
 def _modes_of_model(model: Any) -> dict[str, bool]:
-    """Returns whether the attributes of a module ask for training."""
+    """Returns the value of each mode attribute of a module: True for training."""
     if _is_nnx(model):
         return _modes_of_parts(_whole(model))
     return linen_source.modes_of_fields(model)
@@ -86,7 +86,7 @@ def _flags_of(model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, train_flag
 
 
 def _modes_of_parts(model: Any) -> dict[str, bool]:
-    """Returns attributes that hold the mode of a part, with their values -> whether it trains."""
+    """Returns the mode attributes of submodules, with their values -> whether these train."""
     with _graph_mode():
         parts = [(path, one) for path, one in nnx.iter_graph(model) if isinstance(one, nnx.Module)]
     found = {}
@@ -111,9 +111,9 @@ def _is_converted(model: Any) -> bool:
 def make_source(
     model: Any, args: Args, kwargs: Kwargs, *, train: bool | None
 ) -> tuple[Source, Args, Kwargs]:
-    """Returns the function of a model in a mode, its arrays and its arguments.
+    """Returns the source of a model in a mode, and the arguments that the source takes.
 
-    The mode None is that in which the call runs.
+    None leaves the mode to the call.
     """
     if _is_nnx(model):
         whole = _whole(model)
@@ -132,7 +132,7 @@ def make_source(
 
 
 def _in_mode(model: Any, *, train: bool | None) -> Any:
-    """Returns a copy in a mode, None for its own; the arrays are those of the model."""
+    """Returns a copy in a mode, None for its own, which shares the arrays of the model."""
     own = fmap(lambda leaf: leaf, model)
     if _is_converted(model):
         own.deterministic = not model._programs.trains(model, train=train)
@@ -143,7 +143,7 @@ def _in_mode(model: Any, *, train: bool | None) -> Any:
         try:
             with _graph_mode():
                 own.train() if train else own.eval()
-        except Exception as error:  # of a class that has no such mode
+        except Exception as error:  # from a class without such a mode
             mode = "training" if train else "evaluation"
             name = type(model).__name__
             raise ConversionError(f"{name} cannot be put into {mode}: {error}") from error
@@ -153,8 +153,8 @@ def _in_mode(model: Any, *, train: bool | None) -> Any:
 def _separate(model: Any) -> None:
     """Gives variables other than parameters arrays of their own, in place.
 
-    A target or an average that begins with the array of a parameter is not tied to it: what is
-    learned replaces the array of one variable alone. Generators are left as they are.
+    A target network or average that starts from a parameter's array is not tied to it: training
+    replaces the array of only one variable. Generators are left as they are.
     """
     with _graph_mode():
         known = {id(node): node for _, node in nnx.iter_graph(model) if variables.is_variable(node)}
@@ -170,7 +170,7 @@ def _separate(model: Any) -> None:
 
 
 def evaluate(model: Any, args: Args, kwargs: Kwargs, *, train: bool | None) -> Any:
-    """Calls a model in a mode, None for that in which the call runs, without changing it."""
+    """Calls a model without changing it, in a mode; None leaves the mode to the call."""
     source, args, kwargs = make_source(model, args, kwargs, train=train)
     return source.call(source.parameters, source.buffers, *args, **kwargs)[0]
 

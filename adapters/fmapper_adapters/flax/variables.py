@@ -15,7 +15,7 @@ from flax import nnx
 from fmapper_adapters.jax.libraries import classes_at
 
 _Types = weakref.WeakValueDictionary[str, type]
-_met: _Types = weakref.WeakValueDictionary()  # types that are not of Flax, by module and name
+_met: _Types = weakref.WeakValueDictionary()  # types outside of Flax, by module and name
 
 
 def names_of_types(model: Any, arrays: Iterable[str]) -> dict[str, str]:
@@ -36,7 +36,7 @@ def names_of_types(model: Any, arrays: Iterable[str]) -> dict[str, str]:
 
 
 def types_of(names: Mapping[str, str]) -> dict[str, Any]:
-    """Resolves type names to types, by array, where they are known."""
+    """Resolves the type names of arrays; unknown ones are left out."""
     found = {name: _type(kind) for name, kind in names.items()}
     return {name: cls for name, cls in found.items() if cls is not None}
 

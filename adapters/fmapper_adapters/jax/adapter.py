@@ -376,7 +376,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         return tree.registered_type(cls)
 
     def register_functor(self, cls: type) -> None:
-        """Enters the class into `jax.tree_util`."""
+        """Registers the class in `jax.tree_util`."""
         tree.register_functor(cls)
 
     def lowers(self, op: str) -> bool:

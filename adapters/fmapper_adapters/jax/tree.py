@@ -149,7 +149,7 @@ def _key(key: Any) -> Any:
 
 
 def register_functor(cls: type) -> None:
-    """Enters a functor class into JAX's registry, unless it is there."""
+    """Registers a functor class with JAX, unless it is registered already."""
     if is_tree_node(cls):
         return
 

@@ -24,7 +24,7 @@ _base = attrgetter("base")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _ALIGNMENT = 64  # bytes
-_PART = 1 << 18  # elements that a cast makes and checks at a time
+_PART = 1 << 18  # elements that are cast and checked at a time
 _NARROW = ("bfloat16", "float8", "float4", "int4", "uint4", "int2", "uint2")
 
 
@@ -48,13 +48,13 @@ class NumpyAdapter(Adapter):
         return importlib.import_module("fmapper_adapters.numpy.random")
 
     def is_array_type(self, cls: type) -> bool:
-        """Returns whether a class is of arrays or numeric scalars, not strings or dates."""
+        """Returns whether instances of a class are arrays or numeric scalars, not text or dates."""
         if issubclass(cls, np.generic):
             return not issubclass(cls, _NO_NUMBERS)
         return issubclass(cls, np.ndarray | StandIn)
 
     def is_interned_type(self, cls: type) -> bool:
-        """Returns whether a class is `np.bool_`: there is one `np.True_` and one `np.False_`."""
+        """Returns whether a class is `np.bool_`, which has only two instances."""
         return issubclass(cls, np.bool_)
 
     def is_number(self, array: Any) -> bool:
@@ -63,7 +63,7 @@ class NumpyAdapter(Adapter):
 
     def recorder(self, recording: Recording) -> Recorder:
         """Returns the recorder for arrays of NumPy."""
-        from fmapper_adapters.numpy.recording import NumpyRecorder  # few record
+        from fmapper_adapters.numpy.recording import NumpyRecorder  # rarely needed
 
         return NumpyRecorder(recording)
 
@@ -84,7 +84,7 @@ class NumpyAdapter(Adapter):
         return [CPU]
 
     def why_not(self, kind: str, index: int | None) -> str:
-        """Returns, for `meta`, the backends that have it."""
+        """Explains, for `meta`, which backends have it."""
         if kind == "meta":
             return (
                 "NumPy has no arrays without values, but other backends do: "
@@ -95,17 +95,17 @@ class NumpyAdapter(Adapter):
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
     ) -> Iterator[Any]:
-        """Copies; memory order and subclass are kept."""
+        """Copies arrays; memory order and subclass are kept."""
         for array in arrays:
             yield array.copy() if isinstance(array, np.generic) else array.copy(order="K")
 
     def overwrite(self, arrays: Sequence[Any], values: Sequence[Any]) -> None:
-        """Copies; an array that is read-only refuses."""
+        """Copies values into arrays; raises for a read-only array."""
         for array, value in zip(arrays, values, strict=True):
             np.copyto(array, value)
 
     def place(self, array: Any) -> Hashable:
-        """Returns the layout, which can be assigned; an array does not move."""
+        """Returns the layout, which can be assigned; the memory of an array is fixed."""
         return array.shape, array.strides, array.dtype
 
     def nbytes(self, array: Any) -> int:
@@ -113,7 +113,7 @@ class NumpyAdapter(Adapter):
         return int(array.nbytes)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Returns the dtypes: byte order and all."""
+        """Returns the dtypes, including the byte order."""
         return list(map(_dtype, arrays))
 
     def check(self, array: Any) -> None:
@@ -152,7 +152,7 @@ class NumpyAdapter(Adapter):
         return Exchange(data, private=frozenset(private))
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
-        """Returns the arrays themselves; frozen ones are read-only already."""
+        """Returns the arrays themselves; those exported as frozen are already read-only."""
         return exchange.data
 
     def storable(self, dtype: str) -> str | None:
@@ -168,7 +168,7 @@ class NumpyAdapter(Adapter):
         target = np_dtype(dtype)
         source = array.real if array.dtype.kind == "c" and target.kind != "c" else array
         if {dtype, source.dtype.name} & {"float8_e8m0fnu"} and source.dtype.itemsize == 1:
-            source = source.astype(np.float32)  # ml_dtypes does not go straight
+            source = source.astype(np.float32)  # ml_dtypes has no direct cast
         with np.errstate(all="ignore"):
             if array.size <= _PART or not (array.flags.c_contiguous or array.flags.f_contiguous):
                 options = {} if isinstance(array, np.generic) else {"order": "K"}
@@ -219,7 +219,7 @@ class NumpyAdapter(Adapter):
     ) -> Any:
         """Returns an array on the dense memory of `base`."""
         size = base.itemsize
-        memory = base.ravel(order="K").view(np.uint8)  # ml_dtypes have no buffer of their own
+        memory = base.ravel(order="K").view(np.uint8)  # dtypes of ml_dtypes do not support buffers
         steps = [stride * size for stride in strides]
         return np.ndarray(tuple(shape), base.dtype, memory, offset * size, steps)
 

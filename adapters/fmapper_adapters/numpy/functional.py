@@ -20,7 +20,7 @@ Sizes: TypeAlias = tuple[int, ...]
 Pads: TypeAlias = tuple[tuple[int, int], ...]
 
 
-# Infinities that meet give NaN, as in torch and JAX, which do not warn of it either.
+# Differences of infinities are NaN, as in torch and JAX, which do not warn either.
 _QUIET = np.errstate(invalid="ignore", divide="ignore")
 
 
@@ -89,7 +89,7 @@ def conv(
     dilation: Sizes,
     groups: int,
 ) -> Array:
-    """Returns a matrix product of all windows and the kernels, a group at a time in one call."""
+    """Multiplies all windows with the kernels, in one matrix product per group."""
     outputs, inputs, *kernel = weight.shape
     windows = _windows(_pad(_wide(x), padding), kernel, stride, dilation)
     count = len(kernel)
@@ -125,7 +125,7 @@ def conv_transpose(
     batch, _, *spatial = x.shape
     full = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
     new = [(n - 1) * s + 1 for n, s in zip(spatial, stride, strict=True)]
-    # Room around: negative padding is cut away afterwards.
+    # Padded by at least zero; negative padding is cropped afterwards.
     sizes = [n + 2 * f + e for n, f, e in zip(new, full, extra, strict=True)]
     holes = np.zeros((batch, inputs, *sizes), _wide(x).dtype)
     places = [slice(f, f + n, s) for f, n, s in zip(full, new, stride, strict=True)]
@@ -221,7 +221,7 @@ def softplus(x: Array, beta: float) -> Array:
 
 
 def _largest(x: Array, axis: int) -> Array:
-    return np.asarray(x.max(axis, keepdims=True, initial=-np.inf))  # of nothing, too
+    return np.asarray(x.max(axis, keepdims=True, initial=-np.inf))  # of empty arrays, too
 
 
 @_QUIET
@@ -242,7 +242,7 @@ def log_softmax(x: Array, axis: int) -> Array:
 
 @_QUIET
 def logsumexp(x: Array, axis: int, keepdim: bool) -> Array:
-    """Subtracts the maximum first, unless that is infinite."""
+    """Computes logsumexp, less the maximum first unless that is infinite."""
     wide = _wide(x)
     top = _largest(wide, axis)
     top = np.where(np.isfinite(top), top, np.zeros((), wide.dtype))
@@ -370,7 +370,7 @@ def _reduce(losses: Array, reduction: str, count: int, like: Array) -> Array:
     if reduction == "none":
         return _as(losses, like)
     total = losses.sum()
-    with np.errstate(invalid="ignore"):  # of no target the mean is NaN
+    with np.errstate(invalid="ignore"):  # the mean over no targets is NaN
         return _as(np.divide(total, count) if reduction == "mean" else total, like)
 
 

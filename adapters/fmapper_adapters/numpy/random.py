@@ -67,7 +67,7 @@ def split(key: Array, shape: Sequence[int]) -> Array:
 
 
 def fold_in(key: Array, data: Any) -> Array:
-    """Hashes a number to the new key."""
+    """Returns a new key, hashed from the key and a number."""
     if np.ndim(data):
         raise TypeError(f"fold_in takes one integer, not an array of shape {np.shape(data)}")
     out = np.array([0, int(data) & 0xFFFFFFFF], np.uint32)
@@ -181,7 +181,7 @@ def _to_normal(out: Array) -> None:
         part = flat[start : start + _PART]
         wide = part.astype(np.float32) if narrow else part
         erfinv_(wide)
-        if narrow:  # rounded between the two, as JAX does
+        if narrow:  # rounded in between, as in JAX
             np.copyto(part, wide.astype(part.dtype))
         part *= np.array(math.sqrt(2), part.dtype)
 
@@ -211,12 +211,12 @@ def randint(key: Array, shape: Sequence[int], low: Any, high: Any, dtype: str) -
     span = np.where(beyond & ~empty, np.add(span, one), span)
     keys = split(key, (2,))
     more, fewer = (bits(k, 8 * kind.itemsize, shape) for k in keys)
-    with np.errstate(divide="ignore"):  # a span of all numbers is zero: see below
+    with np.errstate(divide="ignore"):  # the span of a dtype's full range wraps to zero
         root = np.remainder(np.array(1 << 4 * kind.itemsize, unsigned), span)
         factor = np.remainder(np.multiply(root, root), span)
         offset = np.multiply(np.remainder(more, span), factor)
         offset = np.remainder(np.add(offset, np.remainder(fewer, span)), span)
-    # Modulo zero XLA leaves a number as it is; the square of the root has then wrapped to zero.
+    # XLA's remainder by zero returns the number, so that only the second draw counts.
     offset = np.where(span == 0, fewer, offset)
     return np.asarray(np.add(floor, offset.astype(kind)))
 

@@ -1,4 +1,4 @@
-"""Functions of NumPy on arrays without data, where they are more than views."""
+"""Functions of NumPy on arrays without data, other than views."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _einsum(recorder: Any, subscripts: Any, *operands: Any, **kwargs: Any) -> An
 
 
 def _lazies(recorder: Any, arrays: Any, dtype: Any = None) -> list[LazyArray]:
-    """Returns arrays as lazy ones of the dtype that they have together."""
+    """Converts arrays to lazy arrays of a common dtype."""
     lazies = [recorder.to_lazy(array) for array in arrays]
     wanted = np.result_type(*(x.dtype for x in lazies)) if dtype is None else np.dtype(dtype)
     return [Recorder.cast(x, wanted) for x in lazies]

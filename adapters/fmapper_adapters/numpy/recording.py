@@ -1,7 +1,7 @@
 """Follows operations on NumPy arrays without data.
 
 An array is a view of a `Storage`. Its shadow, an array of single bytes whose memory is never read,
-lets NumPy itself say what a view of a view is.
+lets NumPy compute the shape and strides of views.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ _UFUNCS: dict[Any, Callable[..., LazyArray]] = {
 
 
 class NumpyRecorder(Recorder):
-    """Stands in for arrays with objects that pass for arrays of NumPy."""
+    """Represents arrays by objects with the interface of NumPy's arrays."""
 
     def run(self, body: Callable[[], T]) -> T:
-        """Runs a function while constructors of NumPy take and give arrays without data."""
+        """Runs a function while constructors of NumPy accept and return arrays without data."""
         names = ["array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray"]
         kept = {name: getattr(np, name) for name in (*names, *_FILLED, "full")}
         try:
@@ -90,7 +90,7 @@ class NumpyRecorder(Recorder):
         return _Recorded.of(array, self)
 
     def lazy(self, array: Any) -> LazyArray | None:
-        """Returns what an array stands for now."""
+        """Returns the lazy array that an array currently stands for."""
         return array.lazy() if type(array) is _Recorded else None
 
     def to_lazy(self, value: Any) -> LazyArray:
@@ -142,7 +142,7 @@ class NumpyRecorder(Recorder):
         return full
 
     def full(self, shape: Any, value: float | None, dtype: Any) -> _Recorded:
-        """Returns an array of one value; without values, if there is none."""
+        """Returns an array of one value, or without values if `value` is missing."""
         sizes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
         if value is None:
             return self.stand_in(Unwritten(sizes, dtype))
@@ -172,7 +172,7 @@ class _Recorded(StandIn):
         return cls(Storage(array), shadow, _address(shadow), recorder)
 
     def view_of(self, shadow: np.ndarray[Any, Any]) -> _Recorded:
-        """Returns the view that a view of the shadow is."""
+        """Returns the view that corresponds to a view of the shadow."""
         return _Recorded(self._storage, shadow, self._start, self._recorder)
 
     def new(self, array: LazyArray) -> _Recorded:
@@ -180,12 +180,12 @@ class _Recorded(StandIn):
         return _Recorded.of(array, self._recorder)
 
     def place(self) -> StorageView:
-        """Returns the view of memory that this is."""
+        """Returns the view of the storage that this array is."""
         offset = _address(self._shadow) - self._start if self._shadow.size else 0
         return StorageView(offset, self._shadow.shape, self._shadow.strides)
 
     def lazy(self) -> LazyArray:
-        """Returns the elements that it has now."""
+        """Returns the current elements."""
         return self._storage.read(self.place())
 
     def write(self, value: Any) -> None:
@@ -193,12 +193,12 @@ class _Recorded(StandIn):
         self._storage.write(self.place(), Recorder.broadcast(self._cast(value), self.shape))
 
     def _cast(self, value: Any) -> LazyArray:
-        """Returns what is written, in the dtype of this array, as NumPy casts it."""
+        """Casts values to be written to the dtype of this array, as NumPy does."""
         if isinstance(value, LazyArray) or self._recorder._has_stand_in(value):
             return Recorder.cast(self._recorder.to_lazy(value), self.dtype)
         return LazyArray.of(np.asarray(value).astype(self.dtype))
 
-    # what it is
+    # properties
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -311,7 +311,7 @@ class _Recorded(StandIn):
         self.view_of(self._shadow[_with_ellipsis(index)]).write(value)
 
     def by_position(self, move: Callable[[Any], Any]) -> _Recorded:
-        """Returns what a function that only moves elements gives."""
+        """Applies a function that only moves elements."""
         positions = move(np.arange(self.size).reshape(self.shape))
         return self.new(take(self.lazy(), np.asarray(positions)))
 
@@ -324,7 +324,7 @@ class _Recorded(StandIn):
         put(storage, places, Recorder.broadcast(array, places.shape))
         self.write(storage.content.reshape(self.shape))
 
-    # what NumPy calls
+    # the protocols of NumPy
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func in _ABOUT and len(args) == 1 and not kwargs:

@@ -11,8 +11,8 @@ import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-# Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), tables 1 and 2: up to which
-# w a polynomial holds, whether it is one of the square root of w, its centre and coefficients.
+# Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), tables 1 and 2: the largest
+# w of a polynomial, whether its variable is the root of w, its centre and coefficients.
 _SINGLE = (
     (5.0, False, 2.5, (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06,
      0.00021858087, -0.00125372503, -0.00417768164, 0.246640727, 1.50140941)),
@@ -78,7 +78,7 @@ def _erfc_series() -> Array:
     """
 
     def log_series(z: float) -> float:
-        if z < 20:  # the exponent would cost digits in floats
+        if z < 20:  # beyond, the exponent loses digits
             return float((Decimal(math.erfc(z)) * (Decimal(z) ** 2).exp()).ln())
         total = term = 1.0
         for n in range(1, 30):

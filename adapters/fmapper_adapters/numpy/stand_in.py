@@ -12,11 +12,11 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 class StandIn(NDArrayOperatorsMixin):
     """An array without data, which is a view of memory that does not exist.
 
-    It passes for an `np.ndarray`: `recording.py` has what can be done with it.
+    It passes for an `np.ndarray`; `recording.py` implements its operations.
     """
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         caller = str(sys._getframe(1).f_globals.get("__name__"))
-        # JAX would read the memory of an array; of others it asks `__jax_array__`.
+        # JAX would read the memory of an array, but calls `__jax_array__` of other objects.
         return type(self) if caller.partition(".")[0] == "jax" else np.ndarray

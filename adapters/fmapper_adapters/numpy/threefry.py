@@ -1,7 +1,7 @@
 """The generator threefry2x32 in NumPy: bits from a key, a block of counters at a time.
 
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Which counter gives which
-element is JAX's choice (`jax_threefry_partitionable`): that of an element is its flat index.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). As in JAX
+(`jax_threefry_partitionable`), the counter of an element is its flat index.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class OptreeAdapter(Nodes):
     name: ClassVar[str] = "optree"
 
     def register_functor(self, cls: type) -> None:
-        """Enters a functor class into the namespace; all children but static ones are dynamic."""
+        """Registers a functor class in the namespace; all children but static ones are dynamic."""
         if optree.register_pytree_node.get(cls, namespace=NAMESPACE) is None:
             optree.register_pytree_node(
                 cls,
@@ -30,7 +30,8 @@ class OptreeAdapter(Nodes):
 
     def registered_type(self, cls: type) -> NodeType | None:
         """Returns the node type of a class in optree's registry."""
-        # all at once: of one class optree asks for `_fields`, and its metaclass may raise
+        # queries the whole registry: for one class optree reads `_fields`, and a metaclass may
+        # raise
         get: Any = optree.register_pytree_node.get
         registered = get(namespace=NAMESPACE)
         entry = registered.get(cls)

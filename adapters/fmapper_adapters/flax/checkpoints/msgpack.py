@@ -1,8 +1,8 @@
 """Files of `flax.serialization`: nested dicts in msgpack, with an extension type for arrays.
 
 The library reads a whole file into memory, and without bounds. This module finds the positions of
-the arrays, refuses what does not fit, and writes a file one array after the other. Arrays have the
-form of `flax.serialization.msgpack_serialize`.
+the arrays, refuses files with inconsistent sizes, and writes a file one array after the other.
+Arrays have the form of `flax.serialization.msgpack_serialize`.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from fmapper.checkpoints import (
 )
 
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # extension types of Flax
-_TIES = 77  # the one of fmapper
+_TIES = 77  # the extension type of fmapper
 _CHUNKED = "__msgpack_chunked_array__"
 _MOST_CHUNK = 1 << 30  # bytes of an array that Flax leaves in one piece
 _LONGEST = 1 << 20  # bytes of a text
 _BUFFER = 1 << 16
-_MOST_TIES = 32 << 20  # bytes of what is said of them
+_MOST_TIES = 32 << 20  # bytes of the description of ties
 
 
 class Msgpack(Format):
     """A file of `flax.serialization.to_bytes`. Names are keys joined by dots.
 
-    Flax reads an array under each of its names, so a tied one is written so often. Which are tied
-    is said under the first key, which follows once more with its own value: of two values of a key
-    msgpack keeps the last, so that Flax has nothing of it.
+    Flax reads an array under each of its names, so a tied array is written once per name. Ties are
+    described under the first key, which is repeated with its own value afterwards: msgpack keeps
+    the last of two values of a key, so Flax never sees the description.
     """
 
     name: ClassVar[str] = "msgpack"
@@ -167,7 +167,7 @@ class _Reader:
 
     def _enter(self, size: int) -> None:
         """Reads a list or map with this number of values."""
-        if size > self.file.size - self.at:  # each takes a byte at least
+        if size > self.file.size - self.at:  # each takes at least one byte
             raise Misfit("is damaged: it has fewer values than it declares")
         self.depth += 1
         self.count += size + 1
@@ -203,7 +203,7 @@ class _Reader:
         return self._unite(inner) if _CHUNKED in names else _ENTERED
 
     def _ties(self) -> bool:
-        """Reads what is said of ties; returns whether there is something."""
+        """Reads the description of ties; returns whether there is one."""
         at = self.at
         if self.take(1)[0] == _EXTENSION_32:
             length, kind = self.number("I"), self.number("b")
@@ -240,7 +240,7 @@ class _Reader:
         return array
 
     def _usual(self, end: int) -> LazyArray | None:
-        """Reads an array whose header has the short form, as nearly all have."""
+        """Reads an array whose header has the short form, which nearly all have."""
         begin = self.at - self._start
         if begin < 0 or begin + _LONGEST_HEAD > len(self._buffer):
             self._buffer = os.pread(self.handle, _BUFFER, self.at)
@@ -299,7 +299,7 @@ class _Reader:
         return shape
 
 
-_ENTERED = object()  # stands for a list or map whose values have been entered
+_ENTERED = object()  # the value of a list or map whose arrays were recorded
 
 _FIXED: dict[int, Any] = {0xC0: None, 0xC2: False, 0xC3: True}
 _NUMBERS = {
@@ -314,12 +314,12 @@ _NUMBERS = {
     0xD2: "i",
     0xD3: "q",
 }
-_HEAD = re.compile(  # three things: sizes, a dtype, and how many bytes follow
+_HEAD = re.compile(  # sizes, dtype, number of bytes that follow
     rb"\x93([\x90-\x9f](?:[\x00-\x7f]|\xcc.|\xcd..|\xce....)*)"
     rb"([\xa1-\xbf][a-z0-9_]+)(\xc4.|\xc5..|\xc6....)",
     re.DOTALL,
 )
-_DTYPE = re.compile(r"[a-z][\w\[\]]{1,31}", re.ASCII)  # of what NumPy or ml_dtypes has
+_DTYPE = re.compile(r"[a-z][\w\[\]]{1,31}", re.ASCII)  # as in NumPy and ml_dtypes
 _LONGEST_HEAD = 128
 _WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
 _FORMS = {code: struct.Struct(f">{code}") for code in "fdBHIQbhiq"}

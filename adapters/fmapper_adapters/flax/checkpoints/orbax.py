@@ -42,7 +42,7 @@ from fmapper.checkpoints import (
 from fmapper_adapters.flax.checkpoints.zarr import MOST_ABOUT, StoredChunks, Stores
 
 _METADATA = "_METADATA"
-_CUSTOM = "custom_metadata"  # of Orbax, in that file: what anybody wants to say there
+_CUSTOM = "custom_metadata"  # a field of that file for users' own data
 _OURS = "fmapper"
 _ARRAYS = ("np.ndarray", "jax.Array")
 _SCALAR, _STRING = "scalar", "string"
@@ -50,13 +50,13 @@ _STRINGS = "_strings.json"
 _STEP = "_CHECKPOINT_METADATA"
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _SIGNS = (_METADATA, "manifest.ocdbt", _STEP)
-_ITEM = "default"  # the folder that a CheckpointManager has its arrays in
+_ITEM = "default"  # where a CheckpointManager keeps its arrays
 _BATCH = 32 << 20  # bytes of small arrays that are written together
 _MOST_BATCH = 1024  # arrays
 
 
 class _Row(NamedTuple):
-    """An array, number or string: its name, its kind, and whether it has a place of its own."""
+    """An array, number or string: its name, its kind, and whether it is stored separately."""
 
     name: str
     kind: str
@@ -66,8 +66,8 @@ class _Row(NamedTuple):
 class Orbax(Format):
     """A folder of `StandardCheckpointer` or `PyTreeCheckpointer`. Names are keys joined by dots.
 
-    Orbax reads an array under each of its names, so a tied one is written so often. Which are tied
-    is said in its custom metadata.
+    Orbax reads an array under each of its names, so a tied array is written once per name. Ties are
+    described in Orbax's custom metadata.
     """
 
     name: ClassVar[str] = "orbax"
@@ -85,7 +85,7 @@ class Orbax(Format):
             return _read(path, folder)
         except Misfit as error:
             raise CheckpointError(f"{path}: {error}") from None
-        except (ValueError, KeyError, RuntimeError) as error:  # of tensorstore
+        except (ValueError, KeyError, RuntimeError) as error:  # raised by tensorstore
             if isinstance(error, CheckpointError):
                 raise
             reason = reason_of(error)
@@ -122,7 +122,7 @@ class Orbax(Format):
             raise CheckpointError("orbax does not write a checkpoint without arrays and values")
         registry = handlers.create_type_handler_registry(
             (LazyArray, _in_parts(out)),
-            (jax.Array, handlers.ArrayHandler()),  # there is none; without it orbax warns
+            (jax.Array, handlers.ArrayHandler()),  # no array is one, but orbax warns without it
             (int, handlers.ScalarHandler()),
             (float, handlers.ScalarHandler()),
             (str, handlers.StringHandler()),
@@ -177,7 +177,7 @@ def _read(path: Path, folder: Path) -> Contents:
 
 
 def _check_finished(path: Path, folder: Path) -> None:
-    """Raises for what a process has left that died while it was writing."""
+    """Raises if the process that saved the checkpoint died before it was complete."""
     is_finished = not any(_UNFINISHED in place.name for place in (folder, *folder.parents[:2]))
     for home in {path, folder}:
         if (home / _STEP).exists():
@@ -218,20 +218,20 @@ def _leads_out(name: str) -> bool:
 
 
 def _check_names(folder: Path, rows: Sequence[_Row]) -> None:
-    """Raises for a name that occurs twice, and for what plain files say at too great a length."""
+    """Raises for a name that occurs twice, and for array metadata that is too large."""
     known = set()
     for row in rows:
         if row.is_stored and row.name in known:
             raise Misfit("occurs twice", row.name[:60])
         known.add(row.name)
         for file in (".zarray", "zarr.json"):
-            place = f"{folder}/{row.name}/{file}"  # a few bytes, and only without OCDBT
+            place = f"{folder}/{row.name}/{file}"  # normally a few bytes; absent with OCDBT
             if os.path.exists(place) and os.path.getsize(place) > MOST_ABOUT:
                 raise Misfit(f"has a {file} that is too large", row.name[:60])
 
 
 def _check_texts(names: Sequence[str]) -> None:
-    """Raises for names of strings that are not JSON pointers, or lead into another string."""
+    """Raises for names of strings that are no JSON pointers, or that point into another string."""
     for name in names:
         if re.search("~(?![01])", name):
             raise CheckpointError(f"{name}: orbax has no string of this name, with a ~. Rename it.")
@@ -242,7 +242,7 @@ def _check_texts(names: Sequence[str]) -> None:
 
 
 def _texts(path: Path, names: Sequence[str]) -> Mapping[str, str]:
-    """Reads strings, of which each is where its name leads to as a JSON pointer."""
+    """Reads strings; the name of each is a JSON pointer to its place in the file."""
     if not path.exists():
         raise Misfit(f"has no {path.name}, where its strings are")
     found, texts = read_json_file(path), {}
@@ -271,10 +271,10 @@ def _in_parts(out: Writer) -> Any:
             self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
         ) -> Sequence[Any]:
             for info in infos:
-                if hasattr(info, "await_path_creation"):  # Orbax makes its folder meanwhile
+                if hasattr(info, "await_path_creation"):  # Orbax creates the folder concurrently
                     await info.await_path_creation()
             for group in _batches(list(zip(values, infos, strict=True))):
-                small = len(group) > 1  # a transaction is in memory, and writes once
+                small = len(group) > 1  # a transaction collects writes in memory
                 transaction = tensorstore.Transaction() if small else None
                 stores = await asyncio.gather(*(self.create(*pair, transaction) for pair in group))
                 by_name = {info.name: store for (_, info), store in zip(group, stores, strict=True)}

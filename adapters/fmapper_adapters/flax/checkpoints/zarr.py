@@ -1,8 +1,8 @@
 """The arrays in a folder of Orbax: zarr in plain files or in a database (OCDBT), by tensorstore.
 
-tensorstore ends the process where memory for a chunk or a result cannot be allocated. What a folder
-says of its arrays is therefore checked here before tensorstore reads one, and results are read into
-memory of NumPy.
+tensorstore aborts the process if it cannot allocate memory for a chunk or a result. Therefore the
+metadata of arrays is checked here before tensorstore reads any, and results are read into memory of
+NumPy.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from fmapper.checkpoints import (
     within,
 )
 
-_KEYS = (".zarray", "zarr.json")  # of versions 2 and 3
-MOST_ABOUT = 1 << 20  # bytes of what is said of one array
-_MOST_DIMENSIONS = 32  # of tensorstore
-_MOST_RATIO = 1 << 15  # of bytes to what zstd, the best of the compressions, makes of them
+_KEYS = (".zarray", "zarr.json")  # metadata keys of versions 2 and 3
+MOST_ABOUT = 1 << 20  # bytes of the metadata of one array
+_MOST_DIMENSIONS = 32  # limit of tensorstore
+_MOST_RATIO = 1 << 15  # the best that zstd, the best of the compressions, can do
 _AT_ONCE = 32  # values that are read at once
-_LARGE = 8 << 20  # bytes of a chunk that is kept, since less than it is read at a time
+_LARGE = 8 << 20  # bytes; larger chunks are kept, since they are read in parts
 _NUMBERS = re.compile(r"[<>|][biufc][0-9]{1,2}")
-_FAILED = (ValueError, KeyError, OSError, RuntimeError, NotImplementedError)  # of tensorstore
+_FAILED = (ValueError, KeyError, OSError, RuntimeError, NotImplementedError)  # by tensorstore
 
 
 class Layout(NamedTuple):
-    """The shape, dtype and shape of a chunk of an array, and which version of zarr it is in.
+    """The shape, dtype and chunk shape of an array, and its version of zarr.
 
-    An array of a dtype that is not known here has the name of that, and stands for bytes.
+    For an unknown dtype, `unknown` has its name, and `dtype` is that of bytes.
     """
 
     shape: tuple[int, ...]
@@ -52,15 +52,15 @@ class Layout(NamedTuple):
 
 
 class Stores:
-    """The arrays in a folder, of which at most two are open: reading ahead may reach the next one.
+    """The arrays in a folder, at most two of them open: reading ahead may reach the next one.
 
-    A chunk that is larger than the part that is read stays with its array, so that it is not
-    decompressed again for every part.
+    A chunk that is larger than the part being read is kept, so that it is not decompressed again
+    for every part.
 
     Args:
         folder: The folder.
         nbytes: The bytes of its files.
-        is_whole: Whether chunks are there that consist of zeros.
+        is_whole: Whether chunks that consist of zeros are stored as well.
     """
 
     def __init__(self, folder: Path, nbytes: int, is_whole: bool) -> None:
@@ -80,10 +80,9 @@ class Stores:
         """Yields the layout of each array.
 
         Raises:
-            Misfit: An array is not there, or what is said of it is damaged or larger than the
-                files.
+            Misfit: An array is missing, or its metadata is damaged or exceeds the files.
         """
-        parsed: dict[tuple[bytes, str], Layout] = {}  # most arrays share a few
+        parsed: dict[tuple[bytes, str], Layout] = {}  # most arrays share a few layouts
         for name, (data, key) in zip(names, self._about(names), strict=True):
             with within(ascii(name)[1:-1][:60]):
                 if (data, key) not in parsed:
@@ -93,7 +92,7 @@ class Stores:
             yield parsed[data, key]
 
     def _about(self, names: Sequence[str]) -> Iterator[tuple[bytes, str]]:
-        """Yields what is said of each array, and the key that it is said under."""
+        """Yields the metadata of each array, and the key under which it is stored."""
         length = 0
         for at in range(0, len(names), _AT_ONCE):
             group = names[at : at + _AT_ONCE]
@@ -111,7 +110,7 @@ class Stores:
                 yield found.value, key
 
     def _check_size(self, layout: Layout) -> None:
-        """Raises where a chunk, or the array if all of it is there, cannot be in the files."""
+        """Raises if the files cannot hold a chunk, or the whole array if every chunk is stored."""
         chunk = math.prod(layout.chunk) * layout.dtype.itemsize
         nbytes = math.prod(layout.shape) * layout.dtype.itemsize if self._is_whole else 0
         if max(chunk, nbytes) > self._most:
@@ -158,7 +157,7 @@ class Stores:
         nbytes = math.prod(layout.chunk) * layout.dtype.itemsize
         context = None
         if nbytes > _LARGE:
-            np.empty(2 * nbytes, np.uint8)  # raises where tensorstore would end the process
+            np.empty(2 * nbytes, np.uint8)  # raises MemoryError, where tensorstore would abort
             context = tensorstore.Context({"cache_pool": {"total_bytes_limit": nbytes + _LARGE}})
         array = tensorstore.open(spec, open=True, read=True, context=context).result()
         if array.shape != layout.shape or array.dtype.numpy_dtype != layout.dtype:
@@ -167,7 +166,7 @@ class Stores:
 
 
 class StoredChunks(LazyArray):
-    """An array in a folder of Orbax, read in the chunks that it has."""
+    """An array in a folder of Orbax, read chunk by chunk."""
 
     def __init__(self, stores: Stores, name: str, layout: Layout) -> None:
         self.shape, self.dtype = layout.shape, layout.dtype
@@ -224,7 +223,7 @@ _UNKNOWN = re.compile(r"(?:u?int|b?float)\w{1,24}", re.ASCII)
 def _dtype(name: Any) -> np.dtype[Any]:
     if type(name) is str and _NUMBERS.fullmatch(name):
         with contextlib.suppress(TypeError):
-            name = np.dtype(name).name  # tensorstore gives them in the order of this machine
+            name = np.dtype(name).name  # tensorstore converts to native byte order
     if type(name) is not str or name not in STORED_DTYPES:
         raise Misfit(f"has the unknown dtype {show(name)}")
     if hasattr(np, name):
