@@ -6,9 +6,11 @@ bring the parts from device to device, also between processes of `jax.distribute
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from fmapper.backends.arrays import Arrays
 from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import owner_of
 from fmapper.backends.meshes import Meshes
@@ -80,6 +82,7 @@ class OnDevice:
         adapter = owner_of(old[0])
         assert isinstance(adapter, Compute)
         self._adapter, self._device = adapter, adapter.device(old[0])
+        self._cast: list[str] = []
         self._run = adapter.compile_for(self._compute, old)
 
     def check(self, arrays: Sequence[Any], old: Sequence[Any]) -> None:
@@ -105,28 +108,42 @@ class OnDevice:
         Raises:
             LossyCastError: A finite value becomes infinite; names its array.
         """
-        taken = []
-        for number in self._from:
-            array, owner = arrays[number], owner_of(arrays[number])
+        taken = [arrays[number] for number in self._from]
+        groups: dict[Any, list[int]] = {}
+        for at, array in enumerate(taken):
+            groups.setdefault(owner_of(array), []).append(at)
+        for owner, places in groups.items():
             if owner is not self._adapter:
-                exchange = owner.export([array], self._device)
-                (array,) = self._adapter.take(exchange, self._device, share=True)
-            taken.append(array)
-        values, survived = self._run(taken)
+                given = [taken[at] for at in places]
+                for at, array in zip(places, self._take(owner, given), strict=True):
+                    taken[at] = array
+        values, flags = self._run(taken)
         self._adapter.wait(self._device, values)
-        for name, flag in zip(self.names, survived, strict=True):
-            if flag is not None and not bool(flag):
+        for name, survived in zip(self._cast, flags[0].tolist() if flags else (), strict=True):
+            if not survived:
                 raise LossyCastError(f"{name}: finite values become infinite in the target's dtype")
         return values
 
+    def _take(self, owner: Arrays, arrays: Sequence[Any]) -> Iterable[Any]:
+        """Returns arrays of another framework on their own memory, or copies where it cannot."""
+        with suppress(BufferError):
+            exchange = owner.export(arrays, self._device)
+            return [*self._adapter.take(exchange, self._device, share=True)]
+        return self._adapter.take(owner.export(arrays, self._device), self._device, share=False)
+
     def _compute(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Returns the new arrays, and in one array for each that is cast whether it survived."""
         by_name = dict(zip(self._leaves, leaves, strict=True))
-        values, survived = [], []
-        for array in self._arrays:
+        values: list[Any] = []
+        survived: dict[str, Any] = {}
+        for name, array in zip(self.names, self._arrays, strict=True):
             checks: list[Any] = []
             values.append(_evaluate(array, by_name, checks))
-            survived.append(checks[0] if checks else None)
-        return values, survived
+            if checks:
+                survived[name] = checks[0]
+        self._cast = [*survived]
+        flags = [*survived.values()]
+        return values, [array_namespace(flags[0]).stack(flags)] if flags else []
 
 
 def _outline(array: Any) -> tuple[Any, ...]:

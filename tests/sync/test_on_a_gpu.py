@@ -87,6 +87,7 @@ def test_from_a_gpu_into_jax(dtype: str) -> None:
     target = {n: jax.device_put(np.zeros((16, 8), "float32"), device) for n in source}
     target = {n: array.astype(dtype) for n, array in target.items()}
     sync = fmapper.Sync(source, target)
+    source["layers.1"] = torch.randn(8, 16).to("cuda").T  # which JAX cannot take as it lies
     for _ in range(3):
         wanted = changed(source)
         sync()
