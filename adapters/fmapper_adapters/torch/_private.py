@@ -48,7 +48,7 @@ _transformer: Any = torch.nn.modules.transformer
 OpOverload = torch._ops.OpOverload
 BatchNorm: Any = torch.nn.modules.batchnorm._BatchNorm
 COMPOSITE: Any = torch._C.DispatchKey.CompositeImplicitAutograd
-# The function that arranges the dimensions of a tensor as those of a view: its owner and name.
+# The function that orders the dimensions of a tensor like those of a view: its owner and name.
 VIEW_RULE: tuple[Any, str] = (torch._refs, "_reshape_view_helper_core_alg")
 
 
@@ -64,7 +64,7 @@ assert_async: Callable[[torch.Tensor, str], None] = torch._assert_async
 
 
 def is_fork_of_user(kind: str) -> bool:
-    """Returns whether this process was forked from one that had used devices of a kind."""
+    """Returns whether this process was forked from a process that had used devices of a kind."""
     check = getattr(getattr(torch, kind, None), "_is_in_bad_fork", None)
     return bool(check and check())
 
@@ -233,7 +233,7 @@ def set_nesting(nest: Any, is_aligned: Any) -> None:
 
 
 def replace_causal_check(find: Any) -> Any:
-    """Replaces how encoders and decoders find that a mask is causal; returns what did before."""
+    """Replaces the check of encoders and decoders for causal masks; returns the old check."""
     before, _transformer._detect_is_causal_mask = _transformer._detect_is_causal_mask, find
     return before
 
@@ -251,7 +251,7 @@ def set_attention_kernels(kernels: Mapping[str, Any]) -> None:
 
 
 def unwrap_parameters(module: torch.nn.Module) -> None:
-    """Gives a module the inner tensors of its wrapper subclasses as parameters, in place."""
+    """Replaces wrapper subclasses among a module's parameters by their inner tensors, in place."""
     from torch._functorch._aot_autograd import subclass_parametrization
 
     subclass_parametrization.unwrap_tensor_subclass_parameters(module)
@@ -264,7 +264,7 @@ def make_pretrained_class(cls: Any, config: Any, dtype: torch.dtype) -> torch.nn
 
 
 def transient_buffers(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Returns the buffers of a module itself that its `state_dict` leaves out."""
+    """Returns a module's own buffers that its `state_dict` leaves out."""
     buffers = (module._buffers[name] for name in sorted(module._non_persistent_buffers_set))
     return [buffer for buffer in buffers if buffer is not None]
 
@@ -273,18 +273,18 @@ def transient_buffers(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def has_kernel(op: str, key: str) -> bool:
-    """Returns whether an operation has a kernel for a dispatch key of its own."""
+    """Returns whether an operation has its own kernel for a dispatch key."""
     found: bool = _core._dispatch_has_kernel_for_dispatch_key(op, key)
     return found
 
 
 def schema_of(op: Any) -> Any:
-    """Returns the schema of an operation; None for what is not one."""
+    """Returns the schema of an operation; None for anything else."""
     return getattr(op, "_schema", None)
 
 
 def report_of(exported: Any) -> Any:
-    """Returns the report of draft export on a program; None if it did not record it."""
+    """Returns the report of draft export on a program; None for other recordings."""
     return getattr(exported, "_report", None)
 
 
@@ -337,7 +337,7 @@ def set_replace_symbol(method: Any) -> None:
 
 @contextlib.contextmanager
 def follow_constants(count: int) -> Iterator[None]:
-    """Makes recordings within the block know the values of tensors that are made of numbers.
+    """Lets recordings within the block know the values of tensors that are created from numbers.
 
     torch itself knows the values of tensors of one element. After a write to a tensor, it still
     returns the old values of all tensors that share its memory; within the block they are
@@ -360,7 +360,7 @@ def follow_constants(count: int) -> Iterator[None]:
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         is_repeated = torch.Tag.nondeterministic_seeded not in func.tags and all(
             x in known and known[x].constant is not None for x in tensors
-        )  # by torch, on the values
+        )  # torch repeats it on the values
         result = call(proxy_mode, func, pre_dispatch, args, kwargs)
         if not is_repeated:
             memories = {*filter(None, map(_memory_of, tensors))}
@@ -391,7 +391,8 @@ def expression_of(symbol: Any) -> Any:
 def place_in_recording() -> tuple[str, str, list[str]] | None:
     """Returns the module call that `torch.export` is recording, its path, and the graph's inputs.
 
-    Returns None outside of a recording. The call is named by the path, with `@1` for the second.
+    Returns None outside of a recording. A call has the name of its path, with `@1` for the second
+    call.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -440,10 +441,10 @@ def any_batch_size() -> Iterator[None]:
 
 
 def note_lines(code: Any, describe: Callable[[Any], dict[str, Any]]) -> None:
-    """Notes the lines of recorded nodes for which torch has none, or only that of `forward`.
+    """Notes source lines of recorded nodes, for which torch has none or only a line of `forward`.
 
-    These are lines of the outermost `forward`, whose code is given, and what `describe` returns for
-    the frame that makes a node.
+    They are the lines of the outermost `forward`, whose code object is `code`, and the results of
+    `describe` for the frame that creates a node.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -478,7 +479,7 @@ def line_of_node(node: torch.fx.Node, kind: str = "line") -> str:
 
 
 def strided_shard(dim: int, parts: int) -> Any:
-    """Returns a placement by which an axis divides each of `parts` parts by itself."""
+    """Returns a placement by which a mesh axis divides each of `parts` parts separately."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     make: Any = _StridedShard
@@ -486,7 +487,7 @@ def strided_shard(dim: int, parts: int) -> Any:
 
 
 def parts_before(placement: Any) -> int | None:
-    """Returns the `parts` of such a placement; None for another one."""
+    """Returns the `parts` of such a placement; None for others."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return int(placement.split_factor) if isinstance(placement, _StridedShard) else None

@@ -59,7 +59,7 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
     )
     array_types: ClassVar[tuple[type, ...]] = (torch.Tensor, torch.nn.Parameter)
 
-    # No cached_property: that has a lock in Python 3.11, which torch.compile cannot trace.
+    # Not a cached_property: its lock in Python 3.11 cannot be traced by torch.compile.
     @property
     def functional(self) -> Any:
         """Loaded when first asked for."""
@@ -103,7 +103,7 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
         return _device(device) if isinstance(device, torch.device) else None
 
     def find_device(self, kind: str, index: int | None) -> Device:
-        """Finds a device; `meta` is everywhere; without an index, the current accelerator."""
+        """Finds a device; `meta` always exists; without an index, the current accelerator."""
         if kind == "meta":
             return Device("torch", "meta")
         found = super().find_device(kind, index)
@@ -114,7 +114,7 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
         return replace(found, index=torch.accelerator.current_device_index())
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """Returns name and memory by the driver; memory that torch caches is not free."""
+        """Returns name and memory as the driver reports them; torch's cache is not free memory."""
         if device.kind in ("cpu", "meta") or not isinstance(device.index, int):
             return super().device_info(device)
         return DeviceInfo(device, *_devices.about(device.kind, device.index))
@@ -157,7 +157,7 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
         """Checks that a tensor has values in strided memory.
 
         Raises:
-            TypeError: It has none; the message says what it is.
+            TypeError: It has not; the message says what it is.
         """
         tensors.check(array)
 
@@ -272,7 +272,7 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
         return parameter_standin.is_trained(array) is not False
 
     def training_rule(self, cls: type) -> Callable[[Any], bool] | None:
-        """Trains the parameters of modules and optimizers unless frozen; no buffers or moments."""
+        """Trains parameters of modules and optimizers unless frozen, but not buffers or moments."""
         if issubclass(cls, _WITH_PARAMETERS):
             return _is_trained_parameter
         return _is_never_trained if optimizer_nodes.node_type(cls) is not None else None
@@ -300,7 +300,7 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
             torch.accelerator.synchronize(_torch_device(device))
 
     def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
-        """Runs the model once under a mode that sees every operation."""
+        """Runs the model once under a mode that counts every operation."""
         from fmapper_adapters.torch import profile
 
         return profile.count(call, model, inputs)
@@ -389,7 +389,7 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
 
         program = _export.export_program(model, args, kwargs, **settings)
         own = getattr(model, "program", None) if hasattr(model, "as_program") else None
-        if own is not None:  # it was converted to torch: its forward takes anything
+        if own is not None:  # converted to torch before: its forward takes any arguments
             program.signature, program.name = own.signature, own.name
         return program
 
@@ -439,7 +439,7 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
         return verify.outcome(model, args, kwargs, train=train)
 
     def modes(self, model: Any, args: Any, kwargs: Any) -> Mapping[str, bool]:
-        """Returns the mode of a module; that of its parts may differ."""
+        """Returns the mode of a module; its submodules may have others."""
         is_module = isinstance(model, torch.nn.Module)
         return {f"training={model.training}": model.training} if is_module else {}
 

@@ -29,11 +29,11 @@ def to_device(
         known: The copies of inner tensors, by the ids of the originals.
 
     Raises:
-        BatchError: One of them could not be moved.
+        BatchError: A tensor could not be moved.
     """
     known = {} if known is None else known
     sources: list[torch.Tensor] = []
-    owners: list[int] = []  # whose a source is
+    owners: list[int] = []  # index of the tensor of each source
     for at, tensor in enumerate(() if _host.are_whole(tensors) else tensors):
         try:
             _host.check_filled(tensor)
@@ -83,7 +83,7 @@ def _replace_all(
 def _move_inside(
     device: torch.device, known: dict[int, torch.Tensor], tensor: torch.Tensor
 ) -> torch.Tensor:
-    """Moves a tensor inside another one to a device, once for all its places."""
+    """Moves an inner tensor to a device, only once if it occurs several times."""
     if id(tensor) not in known:
         (new,) = to_device([tensor], device, known)
         known[id(tensor)] = new
@@ -103,7 +103,7 @@ def carry(
         known: The copies of inner tensors, by the ids of the originals.
 
     Raises:
-        BatchError: One of them could not be copied.
+        BatchError: A tensor could not be copied.
     """
     upwards = device.type != "cpu"
     batch = [at for at, t in enumerate(tensors) if t.is_cpu == upwards and _is_bare(t)]

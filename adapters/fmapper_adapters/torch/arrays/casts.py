@@ -12,10 +12,10 @@ from fmapper import BatchError
 from fmapper_adapters.torch.arrays import parameters, wrappers
 from fmapper_adapters.torch.arrays.tensors import are_whole, check_filled, has_memory
 
-_PART = 1 << 18  # elements whose cast is checked at a time: the check needs memory, too
-# The smallest magnitudes that do not round to a finite number.
+_PART = 1 << 18  # elements that are checked at a time, which limits memory
+# The smallest magnitudes that do not round to a finite number, by dtype.
 _LIMITS = {
-    torch.float8_e4m3fn: 464.0 * (1 + 2.0**-23),  # 464 itself is a tie and goes to even
+    torch.float8_e4m3fn: 464.0 * (1 + 2.0**-23),  # 464 itself is a tie, and rounds to even
     torch.float8_e5m2: 61440.0,
     torch.float8_e4m3fnuz: 248.0,
     torch.float8_e5m2fnuz: 61440.0,
@@ -29,7 +29,7 @@ def casts(
     """Casts tensors and checks that values survive, many small ones at once.
 
     Raises:
-        BatchError: One of them cannot be cast.
+        BatchError: A tensor cannot be cast.
     """
     trusted = are_whole(tensors)
     waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -39,7 +39,7 @@ def casts(
             new = cast(tensor, dtype, check=not trusted)
         except Exception as error:
             raise BatchError(at) from error
-        if size + new.numel() > _PART:  # so that a large one is looked at alone
+        if size + new.numel() > _PART:  # so that a large tensor is checked alone
             yield from _judge(waiting, trusted)
             waiting, size = [], 0
         waiting.append((tensor, new))
@@ -68,7 +68,7 @@ def _have_survived(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
     if all(_holds_all_of(new, old) for old in dtypes):
         return True
     if new.itemsize == 1 or not all(dtype.is_floating_point for dtype in (new, *dtypes)):
-        return False  # torch makes no infinities of what is too large for float8
+        return False  # torch saturates to float8 instead of making infinities
     try:
         with torch.no_grad():
             values = torch.cat([tensor.view(-1) for _, tensor in pairs])
@@ -87,7 +87,7 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype, *, check: bool = True) -> tor
         new = real.to(dtype)
         wrappers.check_class(real, new)
         if dtype is torch.float8_e4m3fn and has_memory(values):
-            # It has no infinity, and torch would use the largest number: here it becomes NaN.
+            # The dtype has no infinity: torch would use the largest number, here it becomes NaN.
             wide = real.detach().float()
             new.detach().view(torch.uint8).masked_fill_(wide.isinf(), 0x7F)
         return new
@@ -133,7 +133,7 @@ def has_survived(old: torch.Tensor, new: torch.Tensor) -> bool:
         if limit is None:
             return True
         return not bool((torch.isfinite(wide) & (wide.abs() >= limit)).any())
-    if math.isfinite(new.sum(dtype=torch.float64).item()):  # then each of them is
+    if math.isfinite(new.sum(dtype=torch.float64).item()):  # then each value is
         return True
     return not bool((~torch.isfinite(new) & torch.isfinite(old)).any())
 

@@ -37,13 +37,13 @@ def is_capturing(tensor: torch.Tensor) -> bool:
 def about(kind: str, index: int) -> tuple[str | None, int | None, int | None]:
     """Returns name, total and free bytes of an accelerator; None for what torch does not know."""
     module: Any = getattr(torch, kind)
-    if hasattr(module, "recommended_max_memory"):  # memory that is the host's, too
+    if hasattr(module, "recommended_max_memory"):  # memory shared with the host
         total = module.recommended_max_memory()
         return None, total, max(total - module.driver_allocated_memory(), 0)
     name = module.get_device_name(index) if hasattr(module, "get_device_name") else None
     try:
         free, total = torch.accelerator.get_memory_info(index)
-    except NotImplementedError:  # this kind does not say
+    except NotImplementedError:  # not implemented for this kind
         return name, None, None
     return name, total, free
 
@@ -61,7 +61,7 @@ def why_not(kind: str) -> str | None:
     if torch.accelerator.is_available():
         return None
     words = kind.upper(), getattr(torch.version, kind, None)
-    if torch.version.hip is not None:  # AMD's go by the name of NVIDIA's
+    if torch.version.hip is not None:  # AMD's devices are called cuda, too
         words = "ROCm", torch.version.hip
     what = " ".join(filter(None, words))
     reason = _what_the_driver_says(kind)
@@ -72,7 +72,7 @@ def check_fork(device: Device) -> None:
     """Checks that this process is not a fork of one that has used the device.
 
     Raises:
-        DeviceUnavailableError: It is, and drivers do not survive a fork.
+        DeviceUnavailableError: The process is such a fork, which drivers do not survive.
     """
     if _private.is_fork_of_user(device.kind):
         raise DeviceUnavailableError(
@@ -84,7 +84,7 @@ def check_fork(device: Device) -> None:
 
 
 def _what_the_driver_says(kind: str) -> str:
-    """Reports what the driver says, and the variable that hides devices if one is set."""
+    """Describes the driver's answer, and the environment variable that hides devices, if set."""
     module: Any = getattr(torch, kind)
     reason = "the driver works, but reports no device"
     try:
@@ -109,7 +109,7 @@ class Shared:
     def __dlpack__(self, **options: Any) -> Any:
         """Returns the capsule, after synchronising with the stream in `options`."""
         device = self._tensor.device
-        if options.get("stream") is None:  # the reader has none that could wait
+        if options.get("stream") is None:  # the reader has no stream that could wait
             torch.accelerator.current_stream(device).synchronize()
         with torch.accelerator.device_index(device.index):
             return self._tensor.__dlpack__(**options)
@@ -124,7 +124,7 @@ def take(data: Sequence[Any], private: Any, device: torch.device) -> Iterator[to
 
     The memory may be reused once the last tensor was yielded.
     """
-    views = []  # or memory would be used again while it is read
+    views = []  # otherwise memory would be reused while it is read
     try:
         for at, exporter in enumerate(data):
             view = torch.utils.dlpack.from_dlpack(exporter)

@@ -20,8 +20,8 @@ Step = Callable[[], object]
 def is_replaceable(tensor: torch.Tensor) -> bool:
     """Returns whether a new autograd leaf may replace a tensor.
 
-    Not that of a tensor with a history, and not while a gradient is taken with respect to it: a new
-    leaf would cut the graph.
+    It may not if the tensor has a history, or while a gradient with respect to it is taken: a new
+        leaf would cut the graph.
     """
     if tensors.is_transformed(tensor) or not tensor.is_leaf:
         return False
@@ -41,10 +41,10 @@ def replace(
 
 
 def swap(old: torch.Tensor, new: Any) -> tuple[Step, Step] | None:
-    """Returns a function that gives a parameter another's values, by the rules of `Module.to`.
+    """Prepares to give a parameter the values of another, by the rules of `Module.to`.
 
     Returns:
-        Functions that do it and undo it; None where `Module.to` would replace the parameter too.
+        Functions that do and undo it; None if `Module.to` would replace the parameter, too.
     """
     is_tied = isinstance(old, torch.nn.Parameter) or (old.is_leaf and old.requires_grad)
     if not (is_tied and isinstance(new, torch.Tensor)):
@@ -52,7 +52,7 @@ def swap(old: torch.Tensor, new: Any) -> tuple[Step, Step] | None:
     if torch.__future__.get_swap_module_params_on_conversion():
         return _exchange(old, new)
     if wrappers.is_wrapper(old) or wrappers.is_wrapper(new):
-        referred = weakref.getweakrefs(old) or weakref.getweakrefs(new)  # torch cannot swap those
+        referred = weakref.getweakrefs(old) or weakref.getweakrefs(new)  # torch cannot swap them
         return None if referred else _exchange(old, new)
     if torch.__future__.get_overwrite_module_params_on_conversion():
         return None
@@ -88,12 +88,12 @@ def _exchange(old: torch.Tensor, new: torch.Tensor) -> tuple[Step, Step]:
 def as_parameter(
     values: torch.Tensor, old: torch.nn.Parameter, grad: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns a parameter with new values, and everything of the old one but its gradient."""
+    """Returns a parameter with new values, and all properties of the old one but the gradient."""
     stood = None if type(old) is torch.nn.Parameter else parameter_standin.stands_for(old)
     cls, trained = stood or (type(old), old.requires_grad)
     grows = trained and (values.is_floating_point() or values.is_complex())
     new: torch.Tensor
-    if type(values) is torch.Tensor:  # what Parameter does, too, but for that it takes its time
+    if type(values) is torch.Tensor:  # as Parameter() does, but faster
         made = torch.nn.Parameter if wrappers.dispatches(cls) else cls
         new = _private.make_parameter(made, values, grows)
     else:
@@ -108,7 +108,7 @@ def as_parameter(
 
 def _carry(old: torch.Tensor, new: torch.Tensor, grad: torch.Tensor | None) -> None:
     if old.__dict__ and (type(old) is type(new) or not wrappers.dispatches(type(old))):
-        own = new.__dict__  # what a class that computes by itself has made is not overwritten
+        own = new.__dict__  # attributes set by classes with dispatch are kept
         own.update((name, value) for name, value in old.__dict__.items() if name not in own)
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         found = getattr(old, hooks)

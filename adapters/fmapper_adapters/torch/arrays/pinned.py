@@ -20,14 +20,14 @@ import torch
 
 from fmapper import BatchError
 
-PIECE: Final = 8 << 20  # bytes that cross in one copy at most
+PIECE: Final = 8 << 20  # largest number of bytes in one copy
 UNDER_WAY: Final = 4  # pieces in flight: 32 MiB of pinned memory, however large the model
-SMALL: Final = 512 << 10  # bytes up to which a tensor crosses with others
-_FEW: Final = 4  # so few tensors, of together so many bytes, are not worth pinned memory
+SMALL: Final = 512 << 10  # bytes up to which tensors are copied together
+_FEW: Final = 4  # up to this count and size, pinned memory does not pay
 _LITTLE: Final = 4 << 20
 
-# Copied as what they are. The others go as integers: some kernels take a float16 by way of float32,
-# which changes the bits of a NaN, and some dtypes have no kernel.
+# Dtypes that are copied directly. Others are copied as integers: some kernels take a float16 by way
+# of float32, which changes the bits of a NaN, and some dtypes have no kernel.
 _EXACT: Final = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.float32, torch.float64, torch.complex64, torch.complex128}
@@ -95,12 +95,12 @@ def _cross(
 
 
 def _fill(results: Any, group: list[int], tensors: Tensors, pieces: _Pieces, send: Any) -> None:
-    """Fills in the results; `group` always holds the indices of those in flight."""
+    """Fills in the results; `group` always holds the indices of the tensors in flight."""
     device = pieces.device if send is _send_up else torch.device("cpu")
     for group[:] in _groups(tensors):
         for index in group:
             results[index] = torch.empty_like(tensors[index], device=device)
-        # CUDA divides by the size of what it splits: what is empty is not sent.
+        # CUDA divides by the size of what it splits, so empty tensors are not sent.
         if full := [i for i in group if tensors[i].numel()]:
             send(pieces, [tensors[i] for i in full], [results[i] for i in full])
     pieces.finish()
@@ -134,7 +134,7 @@ class _Pieces:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.must_wait = False  # for the last of them, before the call returns
+        self.must_wait = False  # for the last piece, before the call returns
         self._stream = torch.accelerator.current_stream(device)
         self._under_way: deque[tuple[torch.Event, Callable[[], object]]] = deque()
 
@@ -153,7 +153,7 @@ class _Pieces:
         self._under_way.append((event, then))
 
     def finish(self) -> None:
-        """Waits for all pieces, where the caller relies on their arrival."""
+        """Waits for all pieces, if the caller relies on their arrival."""
         if self.must_wait:
             self._wait(0)
 
@@ -181,7 +181,7 @@ def _send_up(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
         return
     for block, place in _blocks(source, result):
         piece = pieces.allocate(block)
-        piece.copy_(block)  # by as many threads as torch has
+        piece.copy_(block)  # in torch's threads
         pieces.start(place, piece)
 
 

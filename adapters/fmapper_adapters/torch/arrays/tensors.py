@@ -21,7 +21,7 @@ from fmapper_adapters.torch.arrays import wrappers
 if TYPE_CHECKING:  # torch runs without NumPy as long as nothing leaves it
     import numpy as np
 
-# NumPy knows these only through ml_dtypes: they cross as integers of the same width.
+# NumPy has these only through ml_dtypes: they are exchanged as integers of the same width.
 _BITS = {1: (torch.uint8, "uint8"), 2: (torch.int16, "int16")}
 _FREED = "the storage of the tensor was freed, so its values are gone"
 _mirrors = _private.is_functional
@@ -109,7 +109,7 @@ def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
     try:
         try:
             return list(map(torch.Tensor.numpy, tensors))
-        except (TypeError, RuntimeError):  # parameters, or a dtype that NumPy does not have
+        except (TypeError, RuntimeError):  # a parameter, or a dtype that NumPy lacks
             bare = [t.detach() if t.requires_grad else t for t in tensors]
         (dtype,) = set(map(_dtype, bare))
         if dtype not in _FOREIGN:
@@ -134,7 +134,7 @@ def are_whole(tensors: Sequence[torch.Tensor]) -> bool:
         held = map(torch.UntypedStorage.nbytes, storages)
         if not all(map(operator.ge, held, map(_nbytes, tensors))):  # freed, or shrunk
             return False
-        return all(map(torch.Tensor.is_contiguous, tensors))  # others may reach further
+        return all(map(torch.Tensor.is_contiguous, tensors))  # dense ones only
     except RuntimeError:  # sparse, or inside a transform
         return False
 
@@ -167,9 +167,9 @@ def may_share_memory(tensors: Sequence[torch.Tensor]) -> bool:
     sizes = list(map(_nbytes, tensors))
     ordered = sorted(starts)
     if min(map(operator.sub, ordered[1:], ordered), default=0) >= max(sizes, default=0):
-        return False  # the quicker answer, where all are small
+        return False  # a quick answer for small tensors
     ends = sorted(map(operator.add, starts, sizes))
-    # Each ends before the next one begins: nowhere have two begun and not ended.
+    # Disjoint if each tensor ends before the next one begins.
     return any(map(operator.gt, ends, ordered[1:]))
 
 
@@ -177,7 +177,7 @@ def shape(tensor: torch.Tensor) -> tuple[int, ...]:
     """Returns the shape of a tensor.
 
     Raises:
-        TypeError: It has no shape.
+        TypeError: The tensor has no shape.
     """
     try:
         return tuple(tensor.shape)
@@ -189,7 +189,7 @@ def nbytes(tensor: torch.Tensor) -> int:
     """Returns the bytes of a tensor of any layout, inner tensors of wrappers included.
 
     Raises:
-        TypeError: It has no size yet.
+        TypeError: The tensor has no size yet.
     """
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         raise TypeError(_why_not(tensor))
@@ -267,13 +267,13 @@ def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool = False) -> torc
     """Returns a tensor on the memory of a NumPy array, or a copy if torch has no such strides.
 
     Raises:
-        BufferError: It must share the memory and cannot.
+        BufferError: The memory must be shared and cannot be.
         TypeError: torch has no such dtype.
     """
     if not must_share:
         try:
             return torch.from_numpy(array if array.flags.writeable else _writable(array))
-        except (TypeError, ValueError):  # dtype, strides
+        except (TypeError, ValueError):  # unsupported dtype or strides
             pass
     dtype = array.dtype
     known = getattr(torch, dtype.name, None)
@@ -301,7 +301,7 @@ def all_from_numpy(
         made: list[torch.Tensor] = []
         try:
             made.extend(map(torch.from_numpy, arrays))
-        except (TypeError, ValueError):  # one of them has a dtype or strides of its own
+        except (TypeError, ValueError):  # a dtype or strides that torch lacks
             known = {dtype.name: dtype for dtype in {array.dtype for array in arrays}}
             if len(known) == 1 and (name := next(iter(known))) in _FOREIGN_NAMES:
                 bits, dtype = _FOREIGN_NAMES[name]
@@ -326,7 +326,7 @@ def same_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Returns the tensor.
 
     Raises:
-        BufferError: It is on another device.
+        BufferError: The tensor is on another device.
     """
     if tensor.device != device:
         raise BufferError(f"memory on {tensor.device} cannot be shared with {device}")

@@ -21,7 +21,7 @@ def settings() -> Callable[[], AbstractContextManager[object]]:
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     default = torch.get_default_device()
     stream: Any = None
-    if devices.is_started():  # it is not for a loader to take a GPU that nobody has used
+    if devices.is_started():  # a loader must not initialise an unused GPU
         stream = torch.Stream()
         stream.wait_stream(torch.accelerator.current_stream())
 
@@ -30,7 +30,7 @@ def settings() -> Callable[[], AbstractContextManager[object]]:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(grad))
-            if default.type != "cpu":  # the mode costs time in every call, and the CPU needs none
+            if default.type != "cpu":  # the mode slows every call, and the CPU does not need it
                 stack.enter_context(default)
             if stream is not None:
                 stack.enter_context(stream)
@@ -42,8 +42,9 @@ def settings() -> Callable[[], AbstractContextManager[object]]:
 def hand_over(tensors: Sequence[torch.Tensor]) -> Callable[[], object] | None:
     """Returns the function that the consuming thread must call before it uses these tensors.
 
-    Its streams wait for those that the tensors were created on, and the allocator learns that they
-    are used there too; otherwise it could reuse their memory while the GPU still reads it.
+    Its streams wait for the streams on which the tensors were created, and the allocator learns
+    that they are used there too; otherwise it could reuse their memory while the GPU still reads
+    it.
     """
     there = [tensor for tensor in tensors if tensor.device.type not in ("cpu", "meta")]
     if not there:

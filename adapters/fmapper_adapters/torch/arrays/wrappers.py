@@ -46,9 +46,9 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def local_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the plain values of a `DTensor` that every process has whole; others as they are.
+    """Returns the plain values of a replicated `DTensor`; any other tensor unchanged.
 
-    Nothing is sent: each axis of the mesh replicates the tensor, or has one process.
+    Nothing is sent: each axis of the mesh replicates the tensor or has a single process.
     """
     if not is_dtensor(tensor):
         return tensor
@@ -66,7 +66,7 @@ def inner_names(tensor: torch.Tensor) -> list[str]:
     """Returns the attributes in which a wrapper holds its tensors."""
     if not is_traceable_wrapper_subclass(tensor):
         return []
-    names = tensor.__tensor_flatten__()[0]  # in torch 2.13 that of a mesh, too
+    names = tensor.__tensor_flatten__()[0]  # in torch 2.13 also the name of a mesh
     return [name for name in names if isinstance(getattr(tensor, name), torch.Tensor)]
 
 
@@ -100,7 +100,7 @@ def move_inside(tensor: torch.Tensor, device: torch.device, move: Move) -> torch
         move: Moves an inner tensor there.
 
     Raises:
-        TypeError: A part would not move; the message names it.
+        TypeError: An inner tensor would not move; the message names it.
     """
     cls = type(tensor)
     has_parts = is_traceable_wrapper_subclass(tensor)
@@ -208,7 +208,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _stands_by_itself(value: Any) -> bool:
-    """Returns whether an attribute is not state of its tensor: a hook, or the owning module."""
+    """Returns whether an attribute has no array: a callable such as a hook, or a plain value."""
     return callable(value) or value is None or isinstance(value, bool | int | float | str)
 
 

@@ -14,10 +14,10 @@ from fmapper_adapters.torch.arrays.wrappers import is_dtensor
 
 
 class Writes(Compute):
-    """A part of the adapter: values from host memory."""
+    """The part of the adapter that writes values from host memory."""
 
     def overwrite(self, arrays: Sequence[Any], values: Sequence[Any]) -> None:
-        """Copies into tensors on any device, all of one dtype in one call."""
+        """Copies values into tensors on any device, one call per dtype."""
         by_dtype: dict[torch.dtype, tuple[list[Any], list[Any]]] = {}
         for tensor, value in zip(arrays, values, strict=True):
             new = value if isinstance(value, torch.Tensor) else tensors.from_numpy(value)
@@ -29,13 +29,13 @@ class Writes(Compute):
                 _private.copy_each(to, froms)
 
     def domain(self, array: Any) -> str:
-        """Returns that of a tensor; none of a part of one that is spread over processes."""
+        """Returns the domain of a tensor, which is empty for a `DTensor`."""
         return "" if is_dtensor(array) else super().domain(array)
 
     def compile_for(
         self, run: Callable[[Sequence[Any]], tuple[list[Any], list[Any]]], like: Sequence[Any]
     ) -> Callable[[Sequence[Any]], tuple[list[Any], list[Any]]]:
-        """Returns the function, without gradients; `overwrite` copies what it gives."""
+        """Returns the function without gradients; `overwrite` copies its results."""
         return torch.no_grad()(run)
 
     def place(self, array: Any) -> Hashable:

@@ -39,7 +39,7 @@ def native_lowerings(ops: Mapping[str, Any], added: Mapping[str, Lowering]) -> d
 
     Args:
         ops: The operations.
-        added: The user's, which come first.
+        added: The user's lowerings, which take precedence.
     """
     found = {}
     for op in ops:
@@ -278,7 +278,7 @@ def overwrite(x: Any, value: Any) -> Any:
 
 @lowering("higher_order::wrap_with_set_grad_enabled")
 def wrap_with_set_grad_enabled(enabled: bool, function: Graph, *args: Any) -> Any:
-    """Calls the function, without gradients where the program switches them off."""
+    """Calls the function, without gradients if the program switches them off."""
     found = current().inline(function, args)
     return found if enabled else tuple(x.detach() if isinstance(x, fx.Proxy) else x for x in found)
 
@@ -355,6 +355,6 @@ def with_gradient(
 
 
 def _module(graph: Graph, operands: Sequence[Any], kind: str) -> Any:
-    """Returns a function as a module for such operands."""
+    """Returns a function as a module for operands like these."""
     kinds = tuple((str(x.dtype).removeprefix("torch."), tuple(x.fake.shape)) for x in operands)
     return current().submodule(dataclasses.replace(graph, kinds=kinds), kind)

@@ -10,14 +10,14 @@ import torch
 
 from fmapper_adapters.torch import _private
 
-if TYPE_CHECKING:  # else an adapter that loads while checkpoints are imported would go in a circle
+if TYPE_CHECKING:  # avoids a circular import
     from pathlib import Path
 
     from fmapper.checkpoints import Format, LazyArray, Pretrained, Recorder, Recording
 
 
 class Files:
-    """A part of the adapter."""
+    """The part of the adapter for files."""
 
     def formats(self) -> Sequence[Format]:
         """Returns the formats of `torch.save` and `torch.distributed.checkpoint`."""
@@ -35,7 +35,7 @@ class Files:
     def read_pretrained(
         self, folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]
     ) -> Pretrained | None:
-        """Reads a folder of transformers, if that is installed."""
+        """Reads a folder of transformers, if transformers is installed."""
         if importlib.util.find_spec("transformers") is None:
             return None
         from fmapper_adapters.torch.pretrained import folder as _folder

@@ -1,4 +1,4 @@
-"""A file of `torch.save`, or a part of a file that is one: its pickle, and its storages."""
+"""Files of `torch.save`, alone or within another file: the pickle and the storages."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from fmapper_adapters.torch.checkpoints.pickled import (
     unpickle,
 )
 
-MOST_PICKLE = 64 << 20  # bytes; the arrays are not in it
-_MOST_EXPANDED = 64 << 20  # bytes of all arrays that are larger than their storages
+MOST_PICKLE = 64 << 20  # bytes, without arrays
+_MOST_EXPANDED = 64 << 20  # bytes of all arrays that exceed their storages
 _VALUES = (bool, int, float, str)
 
 
 def read_tensors(path: Path, open_archive: Callable[[], Storages]) -> Contents:
-    """Returns what `torch.save` has written to a file.
+    """Returns the contents of a file of `torch.save`.
 
-    Tensors whose values are not read here raise when they are read, and not the whole file.
+    Tensors of unsupported kinds raise when their values are read, so that others can be read.
 
     Raises:
-        CheckpointError: It is damaged, or holds what is not read without running code.
+        CheckpointError: The file is damaged, or holds objects that need code to be run.
     """
     contents = Contents({}, files=(path,))
     try:
@@ -81,7 +81,7 @@ def torch_dtype(name: str, array: LazyArray) -> torch.dtype:
     """Returns the dtype of torch for an array to be written.
 
     Raises:
-        CheckpointError: Torch has none, or does not save it.
+        CheckpointError: Torch lacks the dtype, or does not save it.
     """
     dtype = getattr(torch, array.dtype.name, None)
     if not isinstance(dtype, torch.dtype) or array.dtype.name not in STORED_DTYPES:
@@ -98,33 +98,33 @@ class Part:
         self.file, self.start, self.size = file, start, length
 
     def read_into(self, handle: int, out: memoryview, offset: int) -> None:
-        """Fills a buffer from a place in the part."""
+        """Fills a buffer from an offset in the part."""
         self.file.read_into(handle, out, self.start + offset)
 
 
 class NotRead(Misfit):
-    """Raised for a pickle that holds what is not read without running code."""
+    """Raised for a pickle with objects that need code to be run."""
 
 
 @contextmanager
 def explain_pickle() -> Iterator[None]:
-    """Raises `Misfit` for whatever a pickle raises when it is read."""
+    """Converts errors of unpickling to `Misfit` within the block."""
     try:
         yield
     except Misfit:
         raise
     except NotAllowed as error:
         raise NotRead(str(error)) from None
-    except Exception as error:  # of the unpickler: it raises anything
+    except Exception as error:  # the unpickler may raise anything
         reason = reason_of(error)
         raise Misfit(f"its pickle is damaged: {type(error).__name__}: {reason}") from None
 
 
 class Storages:
-    """The storages of a file of torch, and the tensors that lie in them.
+    """The storages of a file of torch, and the tensors in them.
 
     Args:
-        part: Where the file is.
+        part: The place of the file.
     """
 
     def __init__(self, part: Part) -> None:
@@ -137,7 +137,7 @@ class Storages:
         raise NotImplementedError
 
     def place(self, key: str) -> tuple[int, int] | None:
-        """Returns where a storage begins in the part, and its bytes; None if it is not there."""
+        """Returns offset and bytes of a storage in the part; None if it is missing."""
         raise NotImplementedError
 
     def array(self, name: str, tensor: StoredTensor) -> LazyArray:
@@ -180,7 +180,7 @@ class Storages:
     def _view(
         self, start: int, shape: Sequence[int], strides: Sequence[int], dtype: str, length: int
     ) -> LazyArray:
-        """Returns the view of a storage from a place in the file on, `length` elements of it."""
+        """Returns a view of `length` elements of a storage, from an offset in the file on."""
         if _is_dense(shape, strides):
             return self._base(start, shape, dtype)
         order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
@@ -196,12 +196,12 @@ class Storages:
 
 
 class Archive(Storages):
-    """A zip file of torch: a pickle, and the storages beside it.
+    """A zip file of torch: a pickle and its storages.
 
     Args:
-        part: Where it lies.
-        handle: The file, open.
-        most: How many members it may have; None for the bound of files.
+        part: The place of the zip file.
+        handle: A handle of the open file.
+        most: The largest number of members; None for the bound of whole files.
     """
 
     def __init__(self, part: Part, handle: int, most: int | None = None) -> None:
@@ -214,17 +214,18 @@ class Archive(Storages):
         if len(pickles) != 1:
             raise Misfit(f"has {len(pickles)} members named data.pkl, where torch writes one")
         self._members = members
-        # torch verifies none, and writes none under torch.serialization.set_crc32_options(False)
+        # torch does not verify checksums, and omits them after set_crc32_options(False)
         self._has_checksums = any(member.checksum for member in members.values())
         self._prefix = pickles[0].removesuffix("data.pkl")
         self._begins: dict[str, int] = {}
         self.pickled = self._members[pickles[0]].size
 
     def tree(self, **unknown: Any) -> Any:
-        """Returns what is pickled, with descriptions of its tensors.
+        """Returns the pickled tree, with descriptions of its tensors.
 
         Args:
-            **unknown: `unknown=value` is returned for what names something that is not allowed.
+            **unknown: With `unknown=value`, returns the value for a pickle with objects that are
+            not allowed.
         """
         order = self._bytes("byteorder", 16) or b"little"
         if order not in (b"little", b"big"):
@@ -246,7 +247,7 @@ class Archive(Storages):
         return b"".join(self._members.parts(member, check=self._has_checksums)) if member else b""
 
     def place(self, key: str) -> tuple[int, int] | None:
-        """Returns where a storage begins in the part, and its bytes; None if it is not there."""
+        """Returns offset and bytes of a storage in the part; None if it is missing."""
         member = self._members.get(f"{self._prefix}data/{key}")
         if member is None:
             return None
@@ -256,7 +257,7 @@ class Archive(Storages):
 
 
 def _plain_dtype(dtype: Dtype) -> Any:
-    """Returns the dtype of NumPy that is next to one of torch."""
+    """Returns the dtype of NumPy that corresponds to a dtype of torch."""
     name = dtype.name.removeprefix("q")
     return numpy_dtype(name if name in STORED_DTYPES else "float32")
 

@@ -1,7 +1,7 @@
-"""Folders of `torch.distributed.checkpoint`: arrays in pieces, and a pickle that says where.
+"""Folders of `torch.distributed.checkpoint`: arrays in pieces, and a pickle that lists them.
 
-torch reads that pickle as it is. Here nothing of it is run: plain objects stand for its classes.
-The pieces are files of `torch.save` one behind the other, of which the headers are read.
+torch unpickles that file as usual. Here none of its code is run: plain objects stand in for its
+classes. The pieces are concatenated files of `torch.save`, whose headers are read.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from fmapper_adapters.torch.checkpoints.pickled import (
 _METADATA = ".metadata"
 _MOST_METADATA = 64 << 20  # bytes
 _LONGEST = 1 << 20  # bytes of a string
-_MOST_VALUE = _LONGEST + (1 << 14)  # of its file
+_MOST_VALUE = _LONGEST + (1 << 14)  # bytes of the file of a string
 _MOST_DIMENSIONS = 64
-_MOST_MEMBERS = 20  # of a piece; torch writes up to ten
-_MOST_CELLS = 16_000_000  # of all grids whose lines are the edges of pieces
+_MOST_MEMBERS = 20  # members of a piece; torch writes up to ten
+_MOST_CELLS = 16_000_000  # cells of the grids spanned by the edges of pieces
 _VALUES = (bool, int, float, str)
 _RECORDS = {
     "torch.distributed.checkpoint.metadata": {
@@ -65,7 +65,7 @@ _RECORDS = {
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
 }
-_NOTHING = {  # what is of no interest here
+_NOTHING = {  # classes that are ignored here
     "torch.distributed.checkpoint.metadata": {"_MEM_FORMAT_ENCODING"},
     "torch.serialization": {"_get_layout"},
     "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"},
@@ -74,7 +74,7 @@ _NOTHING = {  # what is of no interest here
 
 
 class Dcp(Format):
-    """A folder as `torch.distributed.checkpoint.save` has it."""
+    """A folder of `torch.distributed.checkpoint.save`."""
 
     name: ClassVar[str] = "dcp"
     endings: ClassVar[tuple[str, ...]] = (".dcp",)
@@ -92,7 +92,7 @@ class Dcp(Format):
             raise
         except Misfit as error:
             raise CheckpointError(f"{path}: {error}") from None
-        except Exception as error:  # of the unpickler, and of attributes that are not there
+        except Exception as error:  # the unpickler, and missing attributes
             reason = str(error).partition("\n")[0][:300]
             raise CheckpointError(f"{path}: is damaged: {reason}") from None
 
@@ -102,7 +102,7 @@ class Dcp(Format):
         from torch.distributed.checkpoint import metadata as _metadata
         from torch.distributed.checkpoint import planner as _planner
 
-        checkpoint: Any = _checkpoint  # it names its exports for nobody's type checker
+        checkpoint: Any = _checkpoint  # its exports are not typed
         about: Any = _metadata
         plans: Any = _planner
 
@@ -138,7 +138,7 @@ class Dcp(Format):
                 return _tensor(array if box is None else array.part(box))
 
         class FileWriter(checkpoint.FileSystemWriter):  # type: ignore[misc]
-            """Lists what is tied under each name, at the same place."""
+            """Lists tied arrays under each name, at the same place."""
 
             def finish(self, metadata: Any, results: Any) -> None:
                 for name, first in contents.ties.items():
@@ -170,7 +170,7 @@ class Dcp(Format):
             )
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is no process group
+            warnings.simplefilter("ignore")  # a warning that there is no process group
             try:
                 checkpoint.save(
                     tree,
@@ -183,10 +183,10 @@ class Dcp(Format):
 
 
 def _reason(error: Any) -> BaseException:
-    """Returns what went wrong in the one process that writes."""
+    """Returns the error of the only process, which writes."""
     found: BaseException = next(iter(error.failures.values()))[0]
     failed: BaseException | None = found
-    while failed is not None:  # torch closes its file, and fails again
+    while failed is not None:  # closing its file, torch fails again
         if isinstance(failed, OSError | CheckpointError):
             return failed
         failed = failed.__context__
@@ -201,7 +201,7 @@ def _tensor(array: LazyArray) -> torch.Tensor:
 
 
 def _names() -> Any:
-    """Returns the stand-ins for what such a file consists of, for one pickle."""
+    """Returns the stand-ins for the classes in the metadata, for one pickle."""
 
     class Properties(Record):
         """Stands for the properties of a tensor, which pickle themselves as a tuple."""
@@ -269,7 +269,7 @@ def _read(path: Path) -> Contents:
 
 
 class _Files:
-    """The files of a folder that have pieces in them, and how much of them was looked into.
+    """The files of a folder that contain pieces, and counts of what was read from them.
 
     Args:
         folder: The folder.
@@ -278,14 +278,14 @@ class _Files:
 
     def __init__(self, folder: Path, nbytes: int) -> None:
         self.folder = folder
-        self._values: dict[Any, Any] = {}  # by the place that they lie in
+        self._values: dict[Any, Any] = {}  # place in a file -> value
         self.nbytes = nbytes
         self.known: dict[str, SourceFile] = {}
-        self.first: dict[Any, str] = {}  # the name of what lies in a place
+        self.first: dict[Any, str] = {}  # shape, dtype and places -> the first array there
         self.pieces = self.cells = self._pickled = 0
 
     def part(self, info: Any) -> Part:
-        """Returns the part of a file that is a piece."""
+        """Returns the part of a file that a piece occupies."""
         name, start, length = info.relative_path, info.offset, info.length
         if type(name) is not str or type(start) is not int or type(length) is not int:
             raise Misfit("has no place")
@@ -310,7 +310,7 @@ class _Files:
 
 
 def _sizes(numbers: Any) -> tuple[int, ...]:
-    if len(numbers) > _MOST_DIMENSIONS:  # it may be shared by all arrays
+    if len(numbers) > _MOST_DIMENSIONS:  # all arrays may share one list
         raise Misfit("has an invalid size")
     sizes = tuple(numbers)
     if not all(type(n) is int and n >= 0 for n in sizes):
@@ -319,9 +319,9 @@ def _sizes(numbers: Any) -> tuple[int, ...]:
 
 
 def _array(name: str, about: Any, pieces: dict[Any, Any], files: _Files) -> LazyArray | str:
-    """Returns an array, or the name of another that lies in the same place.
+    """Returns an array, or the name of another array at the same place.
 
-    Pieces, which may be many, are opened as they are read.
+    There may be many pieces, so each is opened when it is read.
     """
     shape, dtype = _sizes(about.size), about.properties.dtype
     if type(dtype) is Dtype and dtype.name not in STORED_DTYPES:
@@ -397,7 +397,7 @@ def _is_inside(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int
 def _check_cover(
     shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Sequence[int]]], files: _Files
 ) -> None:
-    """Raises where boxes overlap, or leave something out."""
+    """Raises if boxes overlap or leave gaps."""
     if sum(math.prod(sizes) for _, sizes in boxes) != math.prod(shape) or not boxes:
         raise Misfit("its pieces do not cover the array")
     if len(boxes) == 1:
@@ -421,7 +421,7 @@ def _check_cover(
 
 
 class _Pieces(LazyArray):
-    """An array whose parts lie in several places."""
+    """An array whose pieces are in several places."""
 
     def __init__(self, shape: tuple[int, ...], parts: list[tuple[tuple[int, ...], Any]]) -> None:
         self.shape, self.dtype = shape, parts[0][1].dtype

@@ -1,8 +1,8 @@
 """Files of `torch.save` before torch 1.6: five pickles one after the other, then the storages.
 
-The pickles are a magic number, the version, facts about the machine, what was saved, and the keys
-of the storages. Each storage follows in the order of the keys: how many elements it has, in eight
-bytes, and those.
+The pickles are a magic number, the version, facts about the machine, the saved object, and the keys
+of the storages. The storages follow in the order of their keys: the number of elements, in eight
+bytes, and the elements.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fmapper_adapters.torch.checkpoints.pickled import (
 
 MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # the first pickle, without its end
 _VERSION = 1001
-_FIRST = 1 << 20  # bytes that are looked at for the end of a pickle at first
+_FIRST = 1 << 20  # bytes that are first searched for the end of a pickle
 
 
 class LegacyFile(Storages):
     """The storages of such a file.
 
     Args:
-        part: Where it lies.
-        handle: The file, open.
+        part: The place of the file.
+        handle: A handle of the open file.
     """
 
     def __init__(self, part: Part, handle: int) -> None:
@@ -66,7 +66,7 @@ class LegacyFile(Storages):
         return tree
 
     def place(self, key: str) -> tuple[int, int] | None:
-        """Returns where a storage begins in the file, and its bytes; None if it is not there."""
+        """Returns offset and bytes of a storage in the file; None if it is missing."""
         return self._places.get(key)
 
     def _unpickle(self, at: int, storages: dict[Any, StoredBytes] | None = None) -> tuple[Any, int]:

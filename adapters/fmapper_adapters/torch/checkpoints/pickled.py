@@ -1,9 +1,9 @@
-"""Pickles in checkpoints of torch, of which nothing is run: tensors as plain descriptions.
+"""Reads pickles in checkpoints of torch without running code: tensors become descriptions.
 
 `torch.load(weights_only=True)` takes a quarter of a millisecond for a tensor without memory, which
-is half a minute for 100,000, and has no bounds. Here Python's own unpickler is given stand-ins for
-the names that torch allows, after what it would make has been counted. The stand-ins are made anew
-for each pickle, since one can set attributes of what it can name.
+is half a minute for 100,000, and has no bounds. Here Python's own unpickler gets stand-ins for the
+names that torch allows, once the memory that it would need has been estimated. Each pickle gets new
+stand-ins, because a pickle can set attributes of the objects that it names.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fmapper.checkpoints import Misfit, check_count
 from fmapper_adapters.torch.checkpoints.values import values_beside_tensors, way_out
 
 _LONGEST = 1 << 10  # bytes of an integer: Python prints no more than 4,300 digits
-_MOST_LONG = 1000  # integers of more than four bytes: as keys of a dict they may all collide
+_MOST_LONG = 1000  # integers of more than four bytes, which may all collide as keys of a dict
 _MOST_DIMENSIONS = 64
 _TEXT = 120
-_WEIGHTS = {  # bytes that an opcode stands for, with its place in the stack and in a container
+_WEIGHTS = {  # opcode -> bytes of its object, with its slots in the stack and in a container
     b"}": 250,
     b"]": 200,
     b"\x8f": 250,
@@ -56,7 +56,7 @@ _WEIGHTS = {  # bytes that an opcode stands for, with its place in the stack and
     b"r": 16,
     b"\x94": 16,
 }
-_LENGTHS = {  # opcodes with a length before their data: bytes of that length
+_LENGTHS = {  # opcodes that are followed by a length -> the bytes of that length
     ord("X"): 4,
     ord("T"): 4,
     ord("B"): 4,
@@ -75,14 +75,14 @@ _FIXED = rb"[Kqh\x80].|M..|[Jj]....|G........|\x95........"
 
 
 class Dtype(NamedTuple):
-    """A dtype of torch, which the class of a storage has too: its name and bytes."""
+    """A dtype of torch, or of a class of storages: its name and bytes."""
 
     name: str
     size: int
 
 
 class StoredBytes(NamedTuple):
-    """A storage: the name of the member that it is, its dtype, and how many elements it has."""
+    """A storage: the key of its member, its dtype, and its number of elements."""
 
     key: str
     dtype: Dtype
@@ -90,7 +90,7 @@ class StoredBytes(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor: its storage, where it begins there and how it lies, in elements."""
+    """A tensor: its storage, and its offset, shape and strides there, in elements."""
 
     storage: StoredBytes
     offset: int
@@ -102,7 +102,7 @@ class StoredTensor(NamedTuple):
 
 
 class OtherTensor(NamedTuple):
-    """A tensor whose values do not lie in a storage: what it is, and what to save instead."""
+    """A tensor without a single storage, such as a sparse one, and what to save instead."""
 
     kind: str
     shape: tuple[int, ...]
@@ -114,16 +114,16 @@ Names = Callable[[str, str], Any]
 
 
 def unpickle(data: bytes, names: Names, storages: dict[Any, StoredBytes] | None = None) -> Any:
-    """Returns what is in a pickle.
+    """Returns the object in a pickle.
 
     Args:
         data: The pickle.
-        names: Gives the stand-in for a module and a name; raises for what is not allowed.
-        storages: Filled with the storages that it refers to; None if it may refer to none.
+        names: Returns the stand-in for a module and a name; raises for a name that is not allowed.
+        storages: Collects the storages that the pickle refers to; None if it must not refer to any.
 
     Raises:
-        Misfit: It holds too much, or what no checkpoint has.
-        Exception: It is damaged: the unpickler raises anything.
+        Misfit: The pickle is too large, or holds objects that do not occur in checkpoints.
+        Exception: The pickle is damaged: the unpickler may raise anything.
     """
     _check(data, storages is not None)
     return _Unpickler(data, names, {} if storages is None else storages).load()
@@ -146,7 +146,7 @@ class _Unpickler(pickle.Unpickler):
         found = self._storages.get(pid)
         if found is None:
             kind, dtype, key, _, count, *view = pid
-            if view not in ([], [None]):  # of the format before torch 1.6, which no longer has any
+            if view not in ([], [None]):  # views of storages before torch 1.6
                 raise Misfit("refers to a part of a storage as a storage of its own")
             if kind != "storage" or not isinstance(dtype, Dtype) or type(key) is not str:
                 raise Misfit("refers to an object that is not a storage")
@@ -157,7 +157,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _check(data: bytes, storages: bool) -> None:
-    """Raises for a pickle that would take much memory, or reserves it before it is read."""
+    """Raises for a pickle that would need too much memory, or reserves it in advance."""
     takes = len(data)
     for sign, weight in _WEIGHTS.items():
         takes += data.count(sign) * weight
@@ -166,12 +166,12 @@ def _check(data: bytes, storages: bool) -> None:
 
 
 def end_of_pickle(data: bytes, storages: bool) -> int:
-    """Returns where the pickle ends that bytes begin with.
+    """Returns the end of the pickle at the beginning of some bytes.
 
     Raises:
-        Misfit: It ends later, or has what no checkpoint has.
+        Misfit: It ends later, or has opcodes that do not occur in checkpoints.
     """
-    most = min(len(data) >> 17, 254)  # of the third byte of a place in the memo
+    most = min(len(data) >> 17, 254)  # the largest third byte of an index into the memo
     plain = _PLAIN if storages else _PLAIN.replace(b"Q", b"")
     put = rb"r..[\x00-" + re.escape(bytes([most])) + rb"]\x00"
     run = re.compile(rb"(?:%b|%b|%b)*+" % (plain, _FIXED, put), re.DOTALL).match
@@ -206,7 +206,7 @@ def end_of_pickle(data: bytes, storages: bool) -> int:
 
 
 class Record:
-    """Stands for an object: what a pickle sets are its attributes."""
+    """Stands for an object, whose attributes the pickle sets."""
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         self.args = args
@@ -214,9 +214,9 @@ class Record:
 
 
 def names_of_tensors() -> Names:
-    """Returns the stand-ins for one pickle: of what `torch.load(weights_only=True)` allows.
+    """Returns stand-ins for one pickle, for what `torch.load(weights_only=True)` allows.
 
-    Values that training scripts save beside tensors have some as well.
+    Values that training scripts save with tensors have stand-ins as well.
     """
     count = 0
 
@@ -229,7 +229,7 @@ def names_of_tensors() -> Names:
         flags = rest[2] if len(rest) > 2 else None
         if flags and (type(flags) is not dict or not flags.keys() <= {"conj", "neg"}):
             raise Misfit("has a tensor with attributes that are not known")
-        if not len(shape) == len(strides) <= _MOST_DIMENSIONS:  # they may be shared by all tensors
+        if not len(shape) == len(strides) <= _MOST_DIMENSIONS:  # all tensors may share them
             raise Misfit("has a tensor with an invalid size")
         for number in (offset, *shape, *strides):
             if type(number) is not int or number < 0:
@@ -265,7 +265,7 @@ def names_of_tensors() -> Names:
         return tensor(storage, offset, shape, strides, grad, hooks, *rest, dtype=dtype)
 
     class OrderedDict(dict[Any, Any]):
-        """Takes attributes, as that of `collections` does."""
+        """A dict that accepts attributes, like that of `collections`."""
 
     calls: dict[str, Any] = {
         "torch._utils._rebuild_tensor": tensor,
@@ -312,7 +312,7 @@ def names_of_tensors() -> Names:
 
 
 class NotAllowed(Exception):
-    """Says what a pickle holds that is not read, and the way out."""
+    """Raised with the name of an object that is not read, and a way out."""
 
 
 def dtype_of(module: str, name: str) -> Dtype | None:

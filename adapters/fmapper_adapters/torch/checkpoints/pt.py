@@ -1,7 +1,7 @@
 """Checkpoints that `torch.save` writes: a zip file with a pickle, and the arrays beside it.
 
-Nothing of the pickle is run. What stands in it for tensors says where their values lie, which are
-then read like those of any file.
+No code of the pickle is run. It describes where the values of tensors are in the file, which are
+then read like those of any format.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fmapper_adapters.torch.checkpoints.legacy import MAGIC, LegacyFile
 
 _FILE = "pytorch_model.bin"
 _INDEX = "pytorch_model.bin.index.json"
-_PART = re.compile(r"[\w.=+-]{1,200}\.bin")  # one of the files of a folder
+_PART = re.compile(r"[\w.=+-]{1,200}\.bin")  # a name of one of several files in a folder
 
 
 class PtFile(Format):
@@ -43,7 +43,7 @@ class PtFile(Format):
     endings: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin")
 
     def for_path(self, path: Path) -> Format:
-        """Returns this format for a file name, else that of a folder."""
+        """Returns this format for a name of a file, else the format of a folder."""
         return self if path.suffix in self.endings else PtFolder()
 
     def is_at(self, path: Path) -> bool:
@@ -61,7 +61,7 @@ class PtFile(Format):
             return read_tensors(path, lambda: kind(part, handle))
 
     def write(self, out: Writer, contents: Contents) -> None:
-        """Writes the file by torch with room for the values, then writes those."""
+        """Writes the file by torch with room for the values, then writes the values."""
         tensors: dict[str, Any] = {}
         with FakeTensorMode():
             for name, array in contents.arrays.items():
@@ -88,13 +88,13 @@ class PtFile(Format):
 
 
 class PtFolder(Format):
-    """A folder with `pytorch_model.bin`, or several of such files and their index."""
+    """A folder with `pytorch_model.bin`, or with several such files and their index."""
 
     name: ClassVar[str] = "pt"
     is_folder: ClassVar[bool] = True
 
     def for_path(self, path: Path) -> Format:
-        """Returns the form for one file where the name ends so."""
+        """Returns the format of a file for a name of a file, else this one."""
         return PtFile().for_path(path)
 
     def is_at(self, path: Path) -> bool:
@@ -133,7 +133,7 @@ class PtFolder(Format):
 
 
 def _place(array: LazyArray) -> int:
-    """Returns where an array begins in its file."""
+    """Returns the offset of an array in its file."""
     assert isinstance(array, StoredArray)  # it was saved contiguous
     return array.offset
 

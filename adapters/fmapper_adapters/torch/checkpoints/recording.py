@@ -1,7 +1,7 @@
 """Follows operations on tensors without memory, which stand for lazy arrays.
 
-A tensor is a view of its storage; the storage has a `Storage`. Views need no rule each: where they
-lie, torch says itself.
+A tensor is a view of its storage; the storage has a `Storage`. Views need no rules: torch itself
+computes their offsets and strides.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class TorchRecorder(Recorder):
         return tensor
 
     def lazy(self, array: Any) -> LazyArray | None:
-        """Returns what a tensor stands for now."""
+        """Returns the lazy array that a tensor currently stands for."""
         if not isinstance(array, torch.Tensor) or array.layout != torch.strided:
             return None
         memory = self._memory(array)
@@ -120,7 +120,7 @@ class TorchRecorder(Recorder):
         self._memories[identity_of(storage)] = storage, Storage(array)
 
     def _write(self, target: torch.Tensor, value: LazyArray) -> torch.Tensor:
-        """Replaces the elements of a tensor; one with memory of its own is not written to."""
+        """Replaces the elements of a tensor; refuses a tensor with memory."""
         memory = self._memory(target)
         if memory is None:
             storage = target.untyped_storage()
@@ -185,7 +185,7 @@ class TorchRecorder(Recorder):
         raise self.refusal(f"torch.{name}")
 
     def _make(self, func: Any, packet: Any, args: Any, kwargs: Any) -> torch.Tensor:
-        """Makes a tensor; where it has no memory, or follows one that has none, it is known."""
+        """Creates a tensor, and records its value if it is a meta tensor with a fill value."""
         out: torch.Tensor = func(*args, **kwargs)
         if out.is_meta and packet not in _EMPTY:
             value = _FILLED.get(packet, args[1] if len(args) > 1 else 0)
@@ -224,7 +224,7 @@ class TorchRecorder(Recorder):
         return self.stand_in(take(self._to_lazy(tensor), moved.numpy()))
 
     def _put(self, func: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Writes at indices: where, torch says on positions."""
+        """Writes at indices, whose positions torch finds by indexing positions."""
         value = args[-1] if func.overloadpacket is _aten.index_copy_ else args[1]
         if kwargs.get("accumulate") or (len(args) > 2 and args[2] is True):
             raise self.refusal("adding at indices")
@@ -242,7 +242,7 @@ class TorchRecorder(Recorder):
         return self._write(target, memory.content.reshape(shape))
 
     def _index(self, value: Any) -> Any:
-        """Returns an index with its values; other arguments as they are."""
+        """Returns an index tensor with its values; other arguments unchanged."""
         if not isinstance(value, torch.Tensor) or not value.is_meta:
             return value
         array = self.lazy(value)
@@ -297,7 +297,7 @@ class TorchRecorder(Recorder):
 
     @contextmanager
     def _borders(self) -> Iterator[None]:
-        """Lets conversions take the arrays of other frameworks, and give those of NumPy."""
+        """Lets conversions accept arrays of other frameworks, and return those of NumPy."""
         kept = {name: getattr(torch, name) for name in _CONVERSIONS}
         kept_numpy, kept_array = torch.Tensor.numpy, torch.Tensor.__array__
         methods: dict[str, Any] = {
@@ -349,7 +349,7 @@ class TorchRecorder(Recorder):
         return self.recording.recorders["numpy"].stand_in(array)
 
     def _address(self, tensor: torch.Tensor) -> int:
-        """Returns an address of which tensors without memory have one each, too."""
+        """Returns an address, which is unique also for tensors without memory."""
         storage = tensor.untyped_storage()
         start = identity_of(storage) << 32 if tensor.is_meta else storage.data_ptr()
         return start + int(tensor.storage_offset()) * tensor.element_size()
@@ -386,7 +386,7 @@ class _RealIndices(TorchFunctionMode):
 
 
 def _real_index(index: Any) -> Any:
-    """Returns an index whose lists are tensors with values: torch puts them where the array is."""
+    """Replaces lists in an index by tensors, which torch would create on the array's device."""
     if isinstance(index, tuple):
         return tuple(map(_real_index, index))
     if isinstance(index, list) and not any(isinstance(x, slice | None) for x in index):

@@ -1,8 +1,8 @@
-"""Stand-ins for the values that training scripts save beside tensors: NumPy's numbers, settings.
+"""Stand-ins for the values that training scripts save with tensors: NumPy's numbers, settings.
 
 `torch.load(weights_only=True)` refuses them, unless they are named in
-`torch.serialization.add_safe_globals`. The stand-ins need no such list: they run nothing of
-NumPy or of the classes for which they stand.
+`torch.serialization.add_safe_globals`. The stand-ins need no such list: they run no code of NumPy
+or of the original classes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _NUMBERS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"}  # codes of NumPy and of
 _NUMBERS |= {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
 _FACTORIES = ("int", "long", "float", "bool", "str", "list", "dict", "tuple")
 _LONGEST = 16  # bytes of a number
-_MOST = 1 << 17  # entries of settings and characters of paths, in one pickle: they are copied
+_MOST = 1 << 17  # entries of settings and characters of paths that one pickle may copy
 _MODULE = "torch.save(module.state_dict(), path)"
 
 
 def values_beside_tensors() -> dict[str, Callable[..., Any]]:
-    """Returns the stand-ins by full name, for one pickle: it can set their attributes."""
+    """Returns new stand-ins by full name for one pickle, which can set their attributes."""
     left = _MOST
 
     def take(count: int) -> None:
-        """Counts what is copied, each time: a pickle may name the same thing again and again."""
+        """Counts copies, since a pickle may refer to the same object many times."""
         nonlocal left
         left -= count
         if left < 0:
@@ -35,7 +35,7 @@ def values_beside_tensors() -> dict[str, Callable[..., Any]]:
     class Settings(dict[Any, Any]):
         """Stands for a namespace: its attributes are the items of a dict."""
 
-        def __init__(self, *_: Any, **items: Any) -> None:  # a factory of defaults is dropped
+        def __init__(self, *_: Any, **items: Any) -> None:  # drops the factory of a defaultdict
             take(len(items))
             super().__init__(items)
 
@@ -58,14 +58,14 @@ def values_beside_tensors() -> dict[str, Callable[..., Any]]:
 
     def number(dtype: Any, data: Any) -> Any:
         if not isinstance(dtype, NumberDtype) or type(data) is not bytes or dtype.code is None:
-            return None  # a complex one, or a text
+            return None  # a complex number or a text
         try:
             return struct.unpack(dtype.order + dtype.code, data)[0]
         except struct.error:
             raise Misfit("has a number of NumPy without its bytes") from None
 
     def factory(*_: Any) -> None:
-        """Stands for what a `defaultdict` makes, which is named and never called."""
+        """Stands for the factory of a `defaultdict`, which is never called."""
         raise Misfit("calls a type of Python, which checkpoints do not")
 
     def path(*parts: Any) -> str:
@@ -93,7 +93,7 @@ def values_beside_tensors() -> dict[str, Callable[..., Any]]:
 
 
 def _encode(text: Any, *_: Any) -> bytes | None:
-    """Decodes bytes as the pickles of torch have them; long ones are not numbers, and dropped."""
+    """Decodes bytes in the form of torch's pickles; drops long ones, which are not numbers."""
     if type(text) is not str or len(text) > _LONGEST:
         return None
     try:
@@ -103,7 +103,7 @@ def _encode(text: Any, *_: Any) -> bytes | None:
 
 
 def way_out(module: str, name: str) -> str:
-    """Returns what a pickle holds that is not read, and how to get at its tensors."""
+    """Describes an object that is not read, and how to get at the tensors of its pickle."""
     full = f"{module[:60]}.{name[:60]}"
     if not full.isprintable() or not full.isascii():
         full = ascii(full)

@@ -17,7 +17,7 @@ _CONV: Any = (None, F.conv1d, F.conv2d, F.conv3d)
 _TRANSPOSED: Any = (None, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 _MAX: Any = (None, F.max_pool1d, F.max_pool2d, F.max_pool3d)
 _AVERAGE: Any = (None, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
-_EXACT = 40.0  # from there on log(1 + exp(x)) is x in float64, too
+_EXACT = 40.0  # above, log(1 + exp(x)) == x even in float64
 
 linear = F.linear
 relu = F.relu
@@ -99,7 +99,7 @@ def avg_pool(
 ) -> Tensor:
     """Computes `F.avg_pool1d` and so on."""
     pool = _AVERAGE[len(window)]
-    if len(window) == 3 and x.is_cpu and x.dtype.itemsize < 4:  # torch has no such kernel there
+    if len(window) == 3 and x.is_cpu and x.dtype.itemsize < 4:  # torch lacks this kernel
         wide = pool(x.float(), window, stride, padding, count_include_pad=count_include_pad)
         narrow: Tensor = wide.to(x.dtype)
         return narrow
@@ -113,7 +113,7 @@ def gelu(x: Tensor, by_tanh: bool) -> Tensor:
 
 
 def softplus(x: Tensor, beta: float) -> Tensor:
-    """Computes `F.softplus`, with its linear part only where that is exact."""
+    """Computes `F.softplus`, with its linear part only where this is exact."""
     return F.softplus(x, beta, _EXACT)
 
 
@@ -181,7 +181,7 @@ def attention(
     )
     if mask is None or mask.dtype is not torch.bool:
         return found
-    # Not every kernel of torch sees to that.
+    # Not every kernel of torch does so.
     return torch.where(mask.any(-1, keepdim=True), found, torch.zeros_like(found))
 
 

@@ -2,8 +2,8 @@
 
 A `torch.nn.Parameter` is a leaf of autograd, so making one from an intermediate result would cut
 the gradient off. While a gradient is taken, the replacement of a parameter therefore stays a
-tensor, and remembers the parameter: it is trained if that was, and becomes a parameter again when
-it leaves the transformation.
+tensor, and remembers the parameter: it is trained if the parameter was, and becomes a parameter
+    again when it leaves the transformation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MARK = "_fmapper_stands_for"  # (class of the parameter, whether it is trained)
 
 
 class _Here(threading.local):
-    depth = 0  # gradients that are being taken in this thread, one through the other
+    depth = 0  # number of nested gradients in this thread
 
 
 here = _Here()

@@ -63,7 +63,7 @@ def to_host(key: Tensor) -> np.ndarray[Any, Any]:
 
 
 def put(array: Any, like: Tensor | None) -> Tensor:
-    """Moves a host array or a tensor to the device of another one."""
+    """Moves a NumPy array or a tensor to the device of `like`."""
     tensor = array if isinstance(array, Tensor) else tensors.from_numpy(np.asarray(array))
     return tensor if like is None else tensor.to(like.device)
 
@@ -99,7 +99,7 @@ def split(key: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def fold_in(key: Tensor, data: Any) -> Tensor:
-    """Hashes a number to the new key."""
+    """Returns a new key, hashed from the key and a number."""
     word = torch.as_tensor(data, device=key.device)
     if word.ndim:
         raise TypeError(f"fold_in takes one integer, not a tensor of shape {tuple(word.shape)}")
@@ -119,14 +119,14 @@ def uniform(key: Tensor, shape: Sequence[int], dtype: str, low: Any, high: Any) 
     kind: torch.dtype = getattr(torch, dtype)
     mantissa, drawn = _LAYOUTS[dtype]
     pattern = _bits(key, drawn, shape) >> (drawn - mantissa)
-    if drawn == 64:  # the shift has brought copies of the sign along
+    if drawn == 64:  # the shift has extended the sign
         pattern = pattern & ((1 << mantissa) - 1)
     unit = pattern.to(kind) * 2.0**-mantissa
     if isinstance(low, int | float) and isinstance(high, int | float) and (low, high) == (0, 1):
         return unit
     floor, ceiling = (torch.as_tensor(x, dtype=kind, device=key.device) for x in (low, high))
     span = ceiling - floor
-    # As XLA compiles it: one rounding for product and sum, where the processor has that.
+    # As compiled by XLA: product and sum are rounded once, if the processor can.
     if kind is torch.float64:
         scaled = _fma(unit, span, floor)
     elif kind is torch.float32:
@@ -197,7 +197,7 @@ def _to_normal(x: Tensor) -> Tensor:
 def erf_inv(x: Tensor) -> Tensor:
     """Computes XLA's inverse error function, with torch's derivative.
 
-    torch's own is 60 units in the last place away from it in the tails of float32.
+    torch's own differs by 60 units in the last place in the tails of float32.
     """
     plain = torch.erfinv(x)
     if x.dtype is torch.float64:
@@ -206,7 +206,7 @@ def erf_inv(x: Tensor) -> Tensor:
         wide = x.float()
         lost = torch.where(torch.abs(wide) < 1, _erfinv(wide).to(x.dtype) - plain, -0.0)
         lost = torch.where(x == 0, x, lost)
-    return plain + lost  # both are exact: the two are next to each other
+    return plain + lost  # exact, since the two are adjacent
 
 
 def _erfinv(x: Tensor) -> Tensor:
@@ -251,7 +251,7 @@ def randint(key: Tensor, shape: Sequence[int], low: Any, high: Any, dtype: str) 
         root = _remainder(torch.full_like(span, 1 << 32), span)
         factor = _remainder(root * root, span)
         offset = _remainder(_remainder(more, span) * factor + _remainder(fewer, span), span)
-    else:  # products wrap at 32 bits; a span of all numbers leaves them as they are
+    else:  # products wrap at 32 bits, as does a full span
         span = span & _LOW
         full = span == 0
         safe = torch.where(full, 1, span)

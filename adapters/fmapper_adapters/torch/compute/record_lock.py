@@ -9,7 +9,7 @@ class Turns:
     """A lock that any number of replays share, or a single recording owns.
 
     Attributes:
-        taken: Whether this thread holds it, and so must not wait for it again.
+        taken: Whether this thread holds the lock, and must not wait for it again.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Special functions that torch lacks, or whose derivatives it lacks, as functions of tensors.
 
-They add terms in double precision until all elements have converged. Convergence cannot be checked
-while a graph is recorded; then they add JAX's largest number of terms for float32.
+They sum terms in double precision until all elements have converged. While a graph is recorded,
+convergence cannot be checked, and they sum JAX's largest number of terms for float32.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-_TERMS = 200  # where convergence cannot be seen
+_TERMS = 200  # if convergence cannot be checked
 _MOST = 20_000
-_EVERY = 8  # how often it is looked at
+_EVERY = 8  # terms between checks of convergence
 
 Tensor = torch.Tensor
 
@@ -30,8 +30,8 @@ class _IncompleteGamma(torch.autograd.Function):
     @staticmethod
     def forward(a: Tensor, x: Tensor, upper: bool) -> Tensor:
         function = torch.special.gammaincc if upper else torch.special.gammainc
-        found = function(a.double(), x.double())  # torch's own float32 has five digits
-        # At the ends of both axes as JAX's series and fraction behave, limits or not.
+        found = function(a.double(), x.double())  # torch's float32 is accurate to five digits
+        # Follows JAX's series and fraction at zero and infinity, limits or not.
         found = torch.where((x == torch.inf) & (a >= 0), 0.0 if upper else 1.0, found)
         unknown = torch.isnan(a) | torch.isnan(x) | ((a == 0) & (x <= 0 if upper else x < 1))
         unknown = unknown | ((a == torch.inf) & (x >= 1) & (x < torch.inf))
@@ -152,4 +152,4 @@ def _fraction(p: Tensor, q: Tensor, y: Tensor) -> Tensor:
 
 _WHOLE: tuple[Any, ...] = (incomplete_gamma, gamma_slope, incomplete_beta)
 for _function in _WHOLE:
-    _function.is_control_flow = True  # which the emitter does not try on fake tensors
+    _function.is_control_flow = True  # the emitter does not run it on fake tensors

@@ -30,10 +30,10 @@ def value_and_grad(
         return _functional(run, arrays)
     depth = here.depth
     if depth:
-        # Another gradient is being taken through this one, by way of views of the arrays.
+        # An outer gradient is taken through views of the arrays.
         leaves = [stand_in(x.view_as(x), x) if x.requires_grad else _fresh(x) for x in arrays]
     else:
-        # Parameters go in as they are, which spares making another module around others.
+        # Parameters are passed unchanged, which avoids rebuilding modules.
         serve = [x.requires_grad and x.is_leaf and not x.is_inference() for x in arrays]
         if any(serve) and elsewhere():
             serve = [False] * len(arrays)
@@ -56,7 +56,7 @@ def value_and_grad(
 
 
 def _fresh(array: torch.Tensor) -> torch.Tensor:
-    if array.is_inference():  # autograd would take no notice of it
+    if array.is_inference():  # autograd ignores inference tensors
         with torch.inference_mode(mode=False):
             return _fresh_like(array.clone(), array)
     return _fresh_like(array, array)
@@ -109,7 +109,7 @@ def vectorize(
 
 # --- programs -------------------------------------------------------------------------------------
 
-_AT_MOST = 64  # programs of one function
+_AT_MOST = 64  # the most programs of one function
 _UNKNOWN: Any = object()
 
 
@@ -121,11 +121,11 @@ def compile(
 
     def call(arrays: list[Any], key: Any) -> tuple[Sequence[Any], Any] | None:
         if _is_recorded() or turns.taken:
-            return None  # a part of what is being recorded or replayed already
+            return None  # within a recording or replay
         if here.depth > 1:
-            return None  # what torch compiles can be differentiated once
+            return None  # compiled functions can be differentiated only once
         tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
-        # By what they look like: 0.0 == -0.0, and NaN is not even itself.
+        # By their repr: 0.0 == -0.0, and NaN != NaN.
         numbers = (
             ()
             if len(tensors) == len(arrays)
@@ -152,7 +152,7 @@ def compile(
                     found = _record(run, arrays, key, give_up)
                     programs[signature] = found and found[:2]
                     return found and (found[2], found[1])
-            return call(arrays, key)  # another thread was first
+            return call(arrays, key)  # another thread has compiled it
         program, rest = known
         turns.begin_replay()
         try:
@@ -169,7 +169,7 @@ def _record(
     key: Any,
     give_up: Callable[[str], None],
 ) -> Any:
-    """Records and compiles a program; returns it, its static and its first results; or None."""
+    """Records and compiles a program; returns it with its static and its first results, or None."""
     rests: list[Any] = []
 
     def trace(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -183,7 +183,7 @@ def _record(
     tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
     try:
         graph = make_fx(trace, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
-    except Exception as reason:  # if it is an error of the function, running that will raise it
+    except Exception as reason:  # errors of the function itself are raised when it runs
         give_up(f"it could not be recorded ({_first_line(reason)})")
         return None
     program, results = _compile(graph, tensors, give_up)
@@ -194,7 +194,7 @@ def _record(
 def _without_values(fakes: Sequence[torch.Tensor]) -> Iterator[None]:
     """Makes reads of values, and of sizes that depend on them, raise errors within the block.
 
-    Otherwise a symbol would be among the results, which no program can replace.
+    Otherwise a result could be a symbol, which no program can replace.
     """
     modes = {x.fake_mode: x.fake_mode.shape_env for x in fakes if isinstance(x, FakeTensor)}
     for mode in modes:
@@ -209,14 +209,14 @@ def _without_values(fakes: Sequence[torch.Tensor]) -> Iterator[None]:
 def _compile(
     graph: Any, tensors: list[torch.Tensor], give_up: Callable[[str], None]
 ) -> tuple[Any, Any]:
-    """Returns a compiled program and the results of its first call; None twice if there is none."""
+    """Returns a compiled program and the results of its first call; two Nones if it fails."""
     with warnings.catch_warnings():
-        # The compiler uses what torch itself has deprecated.
+        # The compiler uses deprecated functions of torch.
         warnings.filterwarnings("ignore", r"`torch\.jit\.", DeprecationWarning)
         try:
-            # A method of the graph's own: torch compiles one and the same code a few times only.
-            # Under one seed the random numbers are those of the function that is not compiled.
-            # An option costs every call some microseconds.
+            # The graph's own forward, since torch compiles the same code only a few times. With the
+            # option, random numbers are those of the uncompiled function; it costs each call some
+            # microseconds.
             options: Any = (
                 {"fallback_random": True} if any(map(_draws, graph.graph.nodes)) else None
             )

@@ -16,7 +16,7 @@ from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record.patches import encoders
 from fmapper_adapters.torch.record.patches.restore import restore_after, unwind
 
-_TOLERANCE = 1e-3  # of the largest value: the same kernels, but not always the same way to them
+_TOLERANCE = 1e-3  # of the largest value: other calls of the same kernels may round otherwise
 
 
 def check(
@@ -39,7 +39,7 @@ def check(
     try:
         recorded = run(program, module, args, kwargs, seed=0)
         again = run(program, module, args, kwargs, seed=1) if may_be_random else recorded
-    except Exception:  # it does not even run on its examples, which says nothing of its numbers
+    except Exception:  # the module fails on its own examples
         return
     if any(_difference(again.get(path), leaf) is not None for path, leaf in recorded.items()):
         return
@@ -94,7 +94,7 @@ def _draws(node: torch.fx.Node) -> bool:
     """Returns whether a call may draw random numbers."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    if node.target is _ATTENTION:  # which is tagged so for its dropout
+    if node.target is _ATTENTION:  # tagged as random because of its dropout
         rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return bool(rate != 0.0)
     return not (node.target in _DROPOUT and node.args[2] is False)
@@ -154,7 +154,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _difference(found: Any, expected: Any) -> str | None:
-    """Describes what is wrong with an output; None if it is right."""
+    """Describes the difference of an output from the expected one; None if there is none."""
     if not isinstance(expected, torch.Tensor):
         return None
     if not isinstance(found, torch.Tensor):
@@ -168,7 +168,7 @@ def _difference(found: Any, expected: Any) -> str | None:
         return None
     if not (expected.is_floating_point() or expected.is_complex()):
         return None if torch.equal(found, expected) else "has other values"
-    if expected.itemsize == 1:  # torch asks of no float8 whether it is finite
+    if expected.itemsize == 1:  # torch has no isfinite for float8
         expected, found = expected.float(), found.float()
     finite = expected.isfinite()
     if not torch.equal(finite, found.isfinite()):

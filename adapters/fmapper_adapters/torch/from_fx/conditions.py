@@ -22,8 +22,8 @@ _FUNCTIONS["sym::sym_ite"] = lambda condition, yes, no: yes if condition else no
 def with_plain_conditions(program: Program) -> Program:
     """Rewrites conditions so that each boolean array is asserted once, directly.
 
-    torch reads it as a number, and asserts that the number is at least 0, at most 1, and the value
-    that it had.
+    torch reads the array as a number, and asserts that it is at least 0, at most 1, and equal to
+    the recorded value.
     """
     graph = program.graph
     if not any(call.op.startswith(_ASSERTIONS) for call in graph.calls):

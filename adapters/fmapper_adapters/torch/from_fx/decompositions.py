@@ -33,7 +33,7 @@ class Decompositions:
 
     def __init__(self, table: Table, whole: Collection[str]) -> None:
         self._whole = frozenset(whole)
-        self._left: dict[Any, bool] = {}  # what was asked before: schemas are slow to read
+        self._left: dict[Any, bool] = {}  # a cache, since schemas are slow to read
         self._kept = {op for op in table if self._is_whole(op)}
         self.table = {op: function for op, function in table.items() if op not in self._kept}
         self.table[torch.ops.aten.as_strided.default] = _as_strided_of_contiguous
@@ -57,7 +57,7 @@ class Decompositions:
             return False
         if target.has_kernel_for_dispatch_key(_COMPOSITE):
             return target in self._kept
-        if target.__name__.startswith(("_assert", "_print")):  # effects, which get tokens
+        if target.__name__.startswith(("_assert", "_print")):  # these have effects and get tokens
             return False
         return self._is_whole(target) or torch.Tag.core in target.tags
 
@@ -104,8 +104,8 @@ def choose(exported: torch.export.ExportedProgram, whole: Collection[str] = ()) 
     return _Cache.chosen[key]
 
 
-# Without the check that a factorisation has worked, which would be an effect in the program. One
-# that fails gives NaN or infinity: compiled programs cannot raise.
+# Without checks that factorisations succeed, which would be effects in the program. A failed
+# factorisation gives NaN or infinity: compiled programs cannot raise.
 _aten: Any = torch.ops.aten
 _UNCHECKED = {
     _aten.linalg_inv.default: lambda a: _aten.linalg_inv_ex(a)[0],
@@ -145,8 +145,8 @@ def _clamp_to_tensors(x: Any, min: Any = None, max: Any = None) -> Any:
     return x if max is None else torch.minimum(x, max)
 
 
-# What is clamped has the slope 1 at a bound up to torch 2.13, as the operation has in a program.
-# Since then it has none, or a half of it where the bound is a tensor.
+# Up to torch 2.13 the gradient of clamp at a bound is 1, as for the operation in a program. Since
+# then it is 0, or 1/2 if the bound is a tensor.
 _CLAMPS = {
     _aten.clamp.default: _clamp_to_constants,
     _aten.clamp_min.default: _clamp_to_constants,

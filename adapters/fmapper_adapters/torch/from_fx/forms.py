@@ -40,7 +40,7 @@ _DROPOUT = (_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dr
 def drop_idle_dropout(exported: torch.export.ExportedProgram) -> None:
     """Removes dropout that is switched off; changes the program.
 
-    Torch's decompositions return a copy instead, which differs if either is changed in place.
+    Torch's decompositions would insert a copy, which is wrong if either is changed in place.
     """
     owner = exported.graph_module
     idle = [node for node in owner.graph.nodes if node.target in _DROPOUT and not node.args[2]]
@@ -53,9 +53,9 @@ def drop_idle_dropout(exported: torch.export.ExportedProgram) -> None:
 
 
 def drop_idle_slices(exported: torch.export.ExportedProgram) -> None:
-    """Removes slices of everything, as in `x[:, :n]`; changes the program.
+    """Removes slices of whole dimensions, as in `x[:, :n]`; changes the program.
 
-    Where one is changed in place, torch would write what it is a slice of anew for each dimension.
+    For an in-place change of such a slice, torch would rewrite the whole array per dimension.
     """
     owner = exported.graph_module
     if not any(_is_mutable(node) for node in owner.graph.nodes):
@@ -118,7 +118,7 @@ def _replace(exported: torch.export.ExportedProgram, node: Node, made: Node) -> 
 def _is_idle(value: torch.Tensor, made: torch.Tensor) -> bool:
     """Returns whether an `expand` only adds dimensions of size one.
 
-    Nothing is rewritten inside of `torch.vmap`, whose values cannot be used afterwards.
+    Inside `torch.vmap` the answer is False, because its values cannot be used afterwards.
     """
     if _private.is_wrapped(made):
         return False
@@ -127,7 +127,7 @@ def _is_idle(value: torch.Tensor, made: torch.Tensor) -> bool:
 
 
 def _is_idle_part(node: Node) -> bool:
-    """Returns whether a node is one of jointly expanded tensors, and repeats nothing."""
+    """Returns whether a node is a result of a joint expansion that repeats nothing."""
     whole: Any = node.args[0] if node.args else None
     if node.target is not operator.getitem or whole.target not in _TOGETHER:
         return False
@@ -137,7 +137,7 @@ def _is_idle_part(node: Node) -> bool:
 
 
 def _part_of(node: Any) -> Any:
-    """Returns the operand behind one of jointly expanded tensors."""
+    """Returns the operand that a result of a joint expansion expands."""
     whole, at = node.args
     return whole.args[0][at]
 
@@ -196,7 +196,7 @@ def _is_kept(node: Node) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether a value is a number or a dense real array, or several."""
+    """Returns whether a value is a number, a dense real array, or several of these."""
     if isinstance(value, list | tuple):
         return all(_is_plain(one) for one in value)
     if not isinstance(value, torch.Tensor):
@@ -206,7 +206,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _form_of(node: Node, order: dict[Node, int]) -> str | None:
-    """Returns the operation of which a call is a variant; None for others."""
+    """Returns the operation that a call is a variant of; None for others."""
     op = _FORMS.get(node.target)
     if op is None:
         return None
@@ -217,7 +217,7 @@ def _form_of(node: Node, order: dict[Node, int]) -> str | None:
 
 
 def _is_on_one_device(node: Node, x: Node, *args: Any, **kwargs: Any) -> bool:
-    """Returns whether a cast only casts, without moving to another device."""
+    """Returns whether a cast stays on the same device."""
     if kwargs.get("copy") or kwargs.get("memory_format") or True in args:
         return False
     if any(isinstance(one, torch.memory_format) for one in args):
@@ -254,7 +254,7 @@ _ONLY: dict[str, Callable[..., bool]] = {
 
 
 def _is_seen_once(node: Node, order: dict[Node, int]) -> bool:
-    """Returns whether an operation's change in place is seen by no other result."""
+    """Returns whether no other result sees an operation's in-place change."""
     root: Any = node.args[0]
     while _is_in_place(root):
         root = root.args[0]
@@ -277,7 +277,7 @@ def _keeps_kind(node: Node) -> bool:
     if node.target in _WRITES:
         return True
     given = [_value(one) for one in node.all_input_nodes]
-    if any(free_unbacked_symbols(value) for value in given):  # which torch would compare
+    if any(free_unbacked_symbols(value) for value in given):  # torch would compare these sizes
         return all(getattr(value, "dtype", None) is _value(node).dtype for value in given)
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _value)
     wanted = _value(node)
@@ -297,10 +297,10 @@ def _overload(op: str) -> Any:
 
 _FORMS: dict[Any, str] = {_overload(op): op for op in FORMS}
 
-# Changes of some elements, which never make another dtype or shape.
+# Changes of single elements, which keep dtype and shape.
 _WRITES = frozenset(map(_overload, WRITES))
 
-# Operations whose results are arrays of their own, and no views of what they are given.
+# Operations whose results are new arrays, not views of their operands.
 _NEW = frozenset(map(_overload, IN_PLACE.values())) | {
     _aten.zeros_like.default,
     _aten.zeros.default,

@@ -1,8 +1,8 @@
 """Marks the places in a recording where gradients end: `detach` and `torch.no_grad`.
 
 Decompositions remove both, because neither changes a value. So each such place gets a custom
-operation, which they keep, before they run: this works on torch's graph, in which tensors are still
-changed in place.
+operation, which they keep. This happens before they run, on torch's graph with its in-place
+changes.
 """
 
 from __future__ import annotations

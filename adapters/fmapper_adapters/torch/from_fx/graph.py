@@ -38,12 +38,12 @@ from fmapper_adapters.torch.record.lines import line_of_stack
 from fmapper_adapters.torch.record.parts import PartCalls, functions_of
 from fmapper_adapters.torch.record.patches import recurrent
 
-# Without results, of the device or the recording alone.
+# Arguments and checks that concern only the device or the recording.
 _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
 _CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::sym_constrain_range"})
 _EFFECTS = ("aten::_assert", "aten::_print")
 _WITH_EFFECTS = "higher_order::with_effects"
-# Effects that are left out: a factorisation that fails gives NaN or infinity, as `_decompose` says.
+# Effects that are dropped: a failed factorisation gives NaN or infinity (see `decompositions`).
 _UNCHECKED = frozenset({"aten::_linalg_check_errors.default"})
 _ALIASES = re.compile(r"^L(\['self'\]|__self__)\.?")
 
@@ -144,7 +144,7 @@ def program(
 
 
 def _from_parts(module: torch.nn.Module, names: _Names, attribute: str) -> dict[str, str]:
-    """Returns the facts that parts converted earlier have about their arrays, by name."""
+    """Collects an attribute that submodules converted earlier have about their arrays, by name."""
     found = {}
     for path, part in module.named_modules():
         for name, kind in getattr(part, attribute, {}).items():
@@ -176,7 +176,7 @@ def with_integers_as_buffers(program: Program) -> Program:
 
 
 def _without_tokens(graph: Graph, signature: Any) -> Graph:
-    """Removes the tokens that keep effects in order from a graph: its calls are in order."""
+    """Removes the tokens that order effects from a graph: its calls are in order anyway."""
     kinds = [spec.kind.name for spec in signature.input_specs]
     inputs = [n for n, kind in zip(graph.inputs, kinds, strict=True) if kind != "TOKEN"]
     kinds = [spec.kind.name for spec in signature.output_specs]
@@ -244,7 +244,7 @@ class _Names:
 
     def _array(self, kind: str, name: str, value: Any, arrays: Mapping[str, Any]) -> Input:
         if name not in arrays:
-            # An array that torch names otherwise, as an attribute that is not a buffer.
+            # An array that is not in the state dict, such as a plain attribute.
             self.constants[name] = self._exported.state_dict.get(
                 name, self._exported.constants.get(name)
             )
@@ -263,10 +263,10 @@ class _GraphReader:
     ) -> None:
         self._owner = owner
         self._whole = whole
-        self._by_call = kept is not None  # with the calls of submodules apart
+        self._by_call = kept is not None  # whether calls of submodules are told apart
         self._kept = kept or ()
         self._inner: dict[str, Graph | Ref] = {}
-        self._effects: dict[str, int] = {}  # with the numbers of their results
+        self._effects: dict[str, int] = {}  # name -> the number of its results
 
     def graph(self) -> Graph:
         inputs: list[str] = []
@@ -286,7 +286,7 @@ class _GraphReader:
                 elif self._is_behind(node):
                     calls += self._behind(node)
                 elif op.startswith("aten::_assert") and _is_of_storage(node):
-                    continue  # there is none
+                    continue  # programs have no storage offsets
                 elif op.rpartition(".")[0] not in _CHECKS and op not in _CHECKS:
                     calls.append(self._call(node, op))
             elif "_guards" not in str(node.target):
@@ -317,7 +317,7 @@ class _GraphReader:
         return [self._call(node, op, node.args[2:], results)]
 
     def _behind(self, node: torch.fx.Node) -> list[Call]:
-        """Returns the call whose result is read behind the token of `with_effects`, if any."""
+        """Returns the call that reads a result of `with_effects`, without its token."""
         call: Any = node.args[0]
         index: Any = node.args[1]
         if index == 0:
@@ -409,7 +409,7 @@ def place(node: torch.fx.Node, *, by_call: bool = False) -> tuple[str, str]:
     return _ALIASES.sub("", path), source or _private.line_of_node(node)
 
 
-# The classes of what a node calls; torch has no public name for them.
+# The classes of targets of nodes, which have no public names.
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
 _HIGHER_ORDER = type(torch.ops.higher_order.cond).__mro__[-2]
 
@@ -417,8 +417,8 @@ _HIGHER_ORDER = type(torch.ops.higher_order.cond).__mro__[-2]
 def op_name(node: torch.fx.Node, whole: Collection[str]) -> str:
     """Returns the operation name of a node.
 
-    Operations with dropout inside draw random numbers only if it is switched on. Then they have
-    another name, if the target lowers that.
+    Operations that contain dropout draw random numbers only if it is on. Then they have a different
+    name, if the target lowers that.
     """
     target = recurrent.SAME.get(node.target, node.target)
     if isinstance(target, _OVERLOAD):
@@ -494,5 +494,5 @@ def _name(dtype: torch.dtype) -> str:
 
 def _shape(shape: Any) -> tuple[int | str, ...]:
     sizes = (size if isinstance(size, int) else str(size) for size in shape)
-    # torch has symbols that have become a number
+    # a symbol whose value has been fixed
     return tuple(int(s) if isinstance(s, str) and s.isdigit() else s for s in sizes)
