@@ -120,24 +120,24 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
     def as_device(self, device: Any) -> Device | None:
         """Converts a `jax.Device`, or a `SingleDeviceSharding` with its memory."""
         if isinstance(device, jax.sharding.SingleDeviceSharding):
-            (own,) = device.device_set
+            (jax_device,) = device.device_set
             memory = None if device.memory_kind is None else device.memory_kind
-            usual = memory in (None, _devices.usual_memory(own))
-            return replace(_devices.device_of(own), memory=None if usual else memory)
+            usual = memory in (None, _devices.usual_memory(jax_device))
+            return replace(_devices.device_of(jax_device), memory=None if usual else memory)
         return _devices.device_of(device) if isinstance(device, jax.Device) else None
 
     def in_memory(self, device: Device, memory: str | None) -> Device:
         """Returns one of the memories that JAX has on a device, such as `pinned_host`."""
         if memory is None or isinstance(device.index, tuple):
             return super().in_memory(device, memory)
-        own = _devices.find(device)
-        names = _devices.memories(own)
+        jax_device = _devices.find(device)
+        names, usual = _devices.memories(jax_device), _devices.usual_memory(jax_device)
         if memory not in names:
             raise DeviceUnavailableError(
                 f"{replace(device, memory=memory)} is not available: the memories of {device} are "
                 f"{', '.join(names)}."
             )
-        return replace(device, memory=None if memory == _devices.usual_memory(own) else memory)
+        return replace(device, memory=None if memory == usual else memory)
 
     def host_memory(self, device: Device) -> Device | None:
         """Returns `pinned_host`, which every release that has memories has on every device."""
@@ -220,8 +220,8 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         shardings = list(map(_sharding, arrays))
         if shardings.count(shardings[0]) == len(shardings):
             return dtypes
-        homes = {id(one): (frozenset(one.device_set), one.memory_kind) for one in shardings}
-        places = [homes[id(one)] for one in shardings]
+        homes = {id(x): (frozenset(x.device_set), x.memory_kind) for x in shardings}
+        places = [homes[id(x)] for x in shardings]
         return dtypes if len(set(places)) == 1 else list(zip(dtypes, places, strict=True))
 
     def stays(self, array: Any) -> str | None:
@@ -263,8 +263,8 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         """Compares pointers: JAX copies arrays not in C order, or on several devices."""
         if not isinstance(data, np.ndarray) or not data.size:
             return True
-        one = len(array.devices()) == 1
-        return one and array.unsafe_buffer_pointer() == data.ctypes.data
+        is_single = len(array.devices()) == 1
+        return is_single and array.unsafe_buffer_pointer() == data.ctypes.data
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
         """Puts host memory on the device, without a copy if aligned and on the CPU."""
@@ -298,8 +298,8 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         """Returns the dtype, or its 32-bit half without jax_enable_x64; None if JAX lacks it."""
         if dtype in _NARROWED:
             return dtype if jax.dtypes.canonicalize_dtype(dtype) == dtype else _NARROWED[dtype]
-        known = hasattr(jnp, dtype) and not dtype.startswith("float6")  # XLA lacks them
-        return dtype if known or dtype == "bool" else None
+        exists = hasattr(jnp, dtype) and not dtype.startswith("float6")  # XLA lacks them
+        return dtype if exists or dtype == "bool" else None
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """Casts by `astype`; inside a transformation nothing can be checked."""
@@ -415,8 +415,8 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any] | None:
         """Calls `JaxModel.examine`."""
-        found: tuple[Any] | None = model.examine(args, kwargs)
-        return found
+        output: tuple[Any] | None = model.examine(args, kwargs)
+        return output
 
     def watch(
         self,
@@ -431,8 +431,8 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         """Records the operations of a converted model, or of the program of another model."""
         if self.is_converted(model):
             has_none = double or model.is_random
-            found: Iterable[Observation] | None = None if has_none else model.watch(args, kwargs)
-            return found
+            seen: Iterable[Observation] | None = None if has_none else model.watch(args, kwargs)
+            return seen
         return super().watch(model, args, kwargs, whole=whole, train=train, double=double)
 
     def sources(self) -> Any:
@@ -463,17 +463,17 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         """Returns the axes that the source module of a converted model names."""
         if not self.is_model(node):
             return ()
-        own = {**node.params, **node.buffers}
-        return [(name, own[name], axes) for name, axes in node.program.axes.items() if name in own]
+        held = {**node.params, **node.buffers}
+        return [(n, held[n], axes) for n, axes in node.program.axes.items() if n in held]
 
     def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
         """Returns the arrays of a converted model, a model with its state, or a closure."""
         if not self.is_model(model):
-            found: tuple[dict[str, Any], Callable[[Any], Any]] | None
-            found = self.sources().weights(model)
-            return found
-        own = {**model.params, **model.buffers}
-        tied = {name: own[first] for name, first in model.aliases.items() if first in own}
+            result: tuple[dict[str, Any], Callable[[Any], Any]] | None
+            result = self.sources().weights(model)
+            return result
+        arrays = {**model.params, **model.buffers}
+        tied = {name: arrays[first] for name, first in model.aliases.items() if first in arrays}
 
         def back(filled: Mapping[str, Any]) -> Any:
             params = {name: filled[name] for name in model.params}
@@ -481,7 +481,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
                 params=params, buffers={name: filled[name] for name in model.buffers}
             )
 
-        return {**own, **tied}, back
+        return {**arrays, **tied}, back
 
     def portable(self, array: Any) -> Any:
         """Returns a PRNG key as its words, and integers of few bits as bytes."""

@@ -162,13 +162,13 @@ class JaxModels(Models):
 
     def has_training(self, model: Any, args: Args, kwargs: Kwargs) -> bool:
         """Returns whether a submodule or an argument of the model has a training mode."""
-        found: bool = self.sources().has_training(model, args, kwargs)
-        return found
+        result: bool = self.sources().has_training(model, args, kwargs)
+        return result
 
     def modes(self, model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, bool]:
         """Returns the mode of each submodule and mode argument: True for training."""
-        found: Mapping[str, bool] = self.sources().modes(model, args, kwargs)
-        return found
+        result: Mapping[str, bool] = self.sources().modes(model, args, kwargs)
+        return result
 
     def export_program(
         self,

@@ -102,8 +102,8 @@ class Steps:
 
         for eqn in jaxpr.eqns:
             given = [value(var) for var in eqn.invars]
-            own = plain.path(eqn, path), plain.source(eqn) or source
-            env.update(zip(eqn.outvars, self._equation(eqn, given, loop, *own), strict=True))
+            place = plain.path(eqn, path), plain.source(eqn) or source
+            env.update(zip(eqn.outvars, self._equation(eqn, given, loop, *place), strict=True))
         return [value(var) for var in jaxpr.outvars]
 
     def _scan(
@@ -118,13 +118,13 @@ class Steps:
         gathered: list[list[Value]] = []
         for step in reversed(range(count)) if params["reverse"] else range(count):
             inside = f"{loop}scan[{step}]"
-            own = [
+            slices = [
                 self._note("lax::slice", [x[step]], [(x, name)], inside, path, source)[0]
                 for x, name in rows
             ]
-            found = self._jaxpr(params["jaxpr"], [*fixed, *carry, *own], inside, path, source)
-            carry = found[:carries]
-            gathered.append(found[carries:])
+            results = self._jaxpr(params["jaxpr"], [*fixed, *carry, *slices], inside, path, source)
+            carry = results[:carries]
+            gathered.append(results[carries:])
         if params["reverse"]:
             gathered.reverse()
         stacked = []

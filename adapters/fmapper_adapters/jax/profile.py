@@ -29,11 +29,11 @@ def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callab
 
     def program(values: list[Any], dynamic: list[Any], static: tuple[Any, ...]) -> Any:
         new = {id(old): value for old, value in zip(arrays, values, strict=True)}
-        own = fmap(lambda leaf: new.get(id(leaf), leaf), model)
+        filled = fmap(lambda leaf: new.get(id(leaf), leaf), model)
         tree, fixed = static
         given = iter(dynamic)
         leaves = [next(given) if is_array else value for is_array, value in fixed]
-        return call(own, *jax.tree.unflatten(tree, leaves))
+        return call(filled, *jax.tree.unflatten(tree, leaves))
 
     jitted = jax.jit(program, static_argnums=2)
 

@@ -22,9 +22,9 @@ from fmapper.backends import (
 
 def is_tree_node(cls: type) -> bool:
     """Returns whether JAX's registry has a class."""
-    known: Any = getattr(tree_util, "is_tree_node", None)
-    if known is not None:
-        return bool(known(cls))
+    check: Any = getattr(tree_util, "is_tree_node", None)
+    if check is not None:
+        return bool(check(cls))
     try:  # before JAX 0.10 only an object can be asked, whose type alone decides
         empty = next(base for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE == 0)
         shell: Any = empty.__new__(cls)  # type: ignore[call-overload]
@@ -56,8 +56,8 @@ def registered_type(cls: type) -> NodeType | None:
     inner = _WRAPPED if cls.__module__.startswith("equinox.") else None
 
     def children(node: Any) -> dict[Any, Any]:
-        found = {_key(key): child for key, child in keyed_children(node)}
-        return {inner if key == inner else key: child for key, child in found.items()}
+        by_key = {_key(key): child for key, child in keyed_children(node)}
+        return {inner if key == inner else key: child for key, child in by_key.items()}
 
     def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
         return _structure(node).unflatten(list(new_children.values()))
@@ -84,20 +84,20 @@ def _variable_type() -> NodeType:
         state = getattr(variable, _GET_STATE)()
         if tree_util.all_leaves([state]):
             return {BoxKey("value"): state}
-        found = {_key(key): child for key, child in keyed_children(state)}
-        if len(found) > 1:
-            return found
-        return {BoxKey(str(key)): child for key, child in found.items()}
+        by_key = {_key(key): child for key, child in keyed_children(state)}
+        if len(by_key) > 1:
+            return by_key
+        return {BoxKey(str(key)): child for key, child in by_key.items()}
 
     def attributes(variable: Any) -> dict[Any, str] | None:
         """Returns the attribute that holds each child, if one does."""
         names: dict[int, list[str]] = {}
         for name, value in getattr(variable, "__dict__", {}).items():
             names.setdefault(id(value), []).append(name)
-        found = {key: names.get(id(child), []) for key, child in children(variable).items()}
-        if any(len(held) != 1 for held in found.values()):
+        by_key = {key: names.get(id(child), []) for key, child in children(variable).items()}
+        if any(len(held) != 1 for held in by_key.values()):
             return None
-        return {key: held[0] for key, held in found.items()}
+        return {key: held[0] for key, held in by_key.items()}
 
     def state_with(variable: Any, new: Mapping[Any, Any]) -> Any:
         state = getattr(variable, _GET_STATE)()
@@ -123,8 +123,8 @@ def _variable_type() -> NodeType:
 
     def carried_attributes(variable: Any) -> list[tuple[str, Any]]:
         held = {id(child) for child in children(variable).values()}
-        own: dict[str, Any] = getattr(variable, "__dict__", {})
-        return [(name, value) for name, value in own.items() if id(value) not in held]
+        fields: dict[str, Any] = getattr(variable, "__dict__", {})
+        return [(name, value) for name, value in fields.items() if id(value) not in held]
 
     return NodeType(
         children,

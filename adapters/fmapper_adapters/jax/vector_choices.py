@@ -27,8 +27,8 @@ def turn(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        found = _evaluate(closed, jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+        outputs = _evaluate(closed, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return run
 
@@ -42,8 +42,8 @@ def _evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
         return var.val if isinstance(var, core.Literal) else env[var]
 
     for eqn in jaxpr.eqns:
-        found = _results(eqn, [value(var) for var in eqn.invars])
-        env.update(zip(eqn.outvars, found, strict=True))
+        results = _results(eqn, [value(var) for var in eqn.invars])
+        env.update(zip(eqn.outvars, results, strict=True))
     return [value(var) for var in jaxpr.outvars]
 
 

@@ -55,13 +55,13 @@ def operations(
         steps = loops.Steps(call.name, _words)
         refs = [whole.get(r.name, r.name) if isinstance(r, Ref) else "" for r in call.args]
         named = zip(taken, refs[len(refs) - len(taken) :], strict=True)
-        found = steps.run(equation, [*named], call.module, call.source)
-        if found is None:
-            found = [(x, "") for x in custom_derivatives.results_of(equation)(taken)]
+        values = steps.run(equation, [*named], call.module, call.source)
+        if values is None:
+            values = [(x, "") for x in custom_derivatives.results_of(equation)(taken)]
         else:
             yield from steps.seen
-            operands = tuple(dict.fromkeys(name for _, name in found if name))
-        results = env[call.name] = [_words(x) for x, _ in found]
+            operands = tuple(dict.fromkeys(name for _, name in values if name))
+        results = env[call.name] = [_words(x) for x, _ in values]
         path = parts.part_in(call.module)
         yield Observation(path, call.op, call.source, tuple(results), call.name, operands)
 
@@ -128,8 +128,8 @@ def outcome(
     ) -> tuple[list[Any], dict[str, Any]]:
         generator = np.random.default_rng(0)
         way = vector_choices.turn(traced.flat) if turned else run if compiled else traced.flat
-        found, changed = way(*(_shake(x, off, generator) for x in arrays))
-        rest = iter(found)
+        returned, changed = way(*(_shake(x, off, generator) for x in arrays))
+        rest = iter(returned)
         outputs = [leaf if fixed else _words(next(rest)) for leaf, fixed in traced.outputs]
         return outputs, dict(zip(traced.changed, map(_words, changed), strict=True))
 
@@ -171,8 +171,8 @@ def double(x: Any) -> Any:
 
 def _value(arg: Any, env: Mapping[str, Any]) -> Any:
     if isinstance(arg, Ref):
-        found = env[arg.name]
-        return found[0] if isinstance(found, list) else found
+        value = env[arg.name]
+        return value[0] if isinstance(value, list) else value
     return jnp.asarray(arg.value, arg.dtype) if isinstance(arg, Scalar) else arg
 
 

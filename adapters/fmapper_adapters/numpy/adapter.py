@@ -232,14 +232,14 @@ def np_dtype(name: str) -> np.dtype[Any]:
     """
     if name.startswith(_NARROW):
         try:
-            found = getattr(importlib.import_module("ml_dtypes"), name, None)
+            scalar_type = getattr(importlib.import_module("ml_dtypes"), name, None)
         except ImportError:
             raise TypeError(
                 f"NumPy needs ml_dtypes for {name}, which is not installed: pip install ml_dtypes"
             ) from None
-        if found is None:
+        if scalar_type is None:
             raise TypeError(f"ml_dtypes has no {name}")
-        made: np.dtype[Any] = np.dtype(found)
+        made: np.dtype[Any] = np.dtype(scalar_type)
         return made
     return np.dtype(name)
 

@@ -70,8 +70,8 @@ def _windows(x: Array, kernel: Sequence[int], stride: Sizes, dilation: Sizes) ->
     spread = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     windows = sliding_window_view(x, spread, tuple(range(2, 2 + count)))
     steps = [slice(None, None, s) for s in (*stride, *dilation)]
-    found: Array = windows[(slice(None), slice(None), *steps)]
-    return found
+    views: Array = windows[(slice(None), slice(None), *steps)]
+    return views
 
 
 def _pad(x: Array, padding: Pads, value: Any = 0) -> Array:

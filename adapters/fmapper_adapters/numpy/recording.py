@@ -97,9 +97,9 @@ class NumpyRecorder(Recorder):
         """Returns an array of any kind, a number, or a list of them as a lazy array."""
         if isinstance(value, LazyArray):
             return value
-        known = self.recording.lazy(value)
-        if known is not None:
-            return known
+        lazy = self.recording.lazy(value)
+        if lazy is not None:
+            return lazy
         if isinstance(value, list | tuple) and self._has_stand_in(value):
             return stack([self.to_lazy(item) for item in value])
         return LazyArray.of(np.asarray(value))
@@ -136,8 +136,8 @@ class NumpyRecorder(Recorder):
         def full(shape: Any, fill_value: Any, dtype: Any = None, **kwargs: Any) -> Any:
             if Recorder.is_library(sys._getframe(1)):
                 return original(shape, fill_value, dtype, **kwargs)
-            one = original((), fill_value, dtype)
-            return self.full(shape, one.item(), one.dtype)
+            filled = original((), fill_value, dtype)
+            return self.full(shape, filled.item(), filled.dtype)
 
         return full
 
@@ -334,10 +334,10 @@ class _Recorded(StandIn):
             return HANDLERS[func](self._recorder, *args, **kwargs)
         if isinstance(array, _Recorded) and len(args) >= 1:
             if func in _VIEWS:
-                found = func(array._shadow, *args[1:], **kwargs)
-                if isinstance(found, list | tuple):
-                    return type(found)(map(array.view_of, found))
-                return array.view_of(found)
+                result = func(array._shadow, *args[1:], **kwargs)
+                if isinstance(result, list | tuple):
+                    return type(result)(map(array.view_of, result))
+                return array.view_of(result)
             if func in _BY_POSITION and not self._recorder._has_stand_in(args[1:]):
                 return array.by_position(lambda positions: func(positions, *args[1:], **kwargs))
         raise Recorder.refusal(f"np.{func.__name__}")

@@ -93,8 +93,8 @@ def _erfc_series() -> Array:
         t = (np.asarray(nodes) + 1) / 2
         return np.array([log_series(2 / s - 2) - math.log(s) for s in t])
 
-    found: Array = np.polynomial.chebyshev.chebinterpolate(at, 32)
-    return found
+    coefficients: Array = np.polynomial.chebyshev.chebinterpolate(at, 32)
+    return coefficients
 
 
 def erfc(x: Array) -> Array:
@@ -104,5 +104,5 @@ def erfc(x: Array) -> Array:
     with np.errstate(under="ignore", over="ignore"):
         log = np.polynomial.chebyshev.chebval(2 * t - 1, _erfc_series())
         tail = t * np.exp(log - z * z)
-    found: Array = np.where(x < 0, 2 - tail, tail)
-    return found
+    value: Array = np.where(x < 0, 2 - tail, tail)
+    return value

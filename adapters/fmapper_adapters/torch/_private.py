@@ -83,8 +83,8 @@ def version_of(tensor: Any) -> int:
 
 def is_view(tensor: Any) -> bool:
     """Returns whether a tensor is a view of another one, as far as autograd knows."""
-    found: bool = tensor._is_view()
-    return found
+    result: bool = tensor._is_view()
+    return result
 
 
 # --- transformations ------------------------------------------------------------------------------
@@ -122,8 +122,8 @@ def exit_dual_level() -> None:
 
 def has_saved_tensors_hooks() -> bool:
     """Returns whether hooks for saved tensors are allowed."""
-    found: bool = _hooks._saved_tensors_hooks_is_enabled()
-    return found
+    result: bool = _hooks._saved_tensors_hooks_is_enabled()
+    return result
 
 
 def allow_saved_tensors_hooks() -> None:
@@ -206,8 +206,8 @@ def mark_scheduled(step: Any) -> None:
 
 def parse_to(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Parses the arguments of `Module.to` to device, dtype and so on."""
-    found: tuple[Any, ...] = _core._nn._parse_to(*args, **kwargs)
-    return found
+    parsed: tuple[Any, ...] = _core._nn._parse_to(*args, **kwargs)
+    return parsed
 
 
 def check_input_dim(module: Any, x: torch.Tensor) -> None:
@@ -274,8 +274,8 @@ def transient_buffers(module: torch.nn.Module) -> list[torch.Tensor]:
 
 def has_kernel(op: str, key: str) -> bool:
     """Returns whether an operation has its own kernel for a dispatch key."""
-    found: bool = _core._dispatch_has_kernel_for_dispatch_key(op, key)
-    return found
+    result: bool = _core._dispatch_has_kernel_for_dispatch_key(op, key)
+    return result
 
 
 def schema_of(op: Any) -> Any:
@@ -314,8 +314,8 @@ def combine_args(
     """Returns the arguments of a module by the parameter names of `forward`."""
     from torch.export import dynamic_shapes
 
-    found: dict[str, Any] = dynamic_shapes._combine_args(module, args, kwargs)
-    return found
+    arguments: dict[str, Any] = dynamic_shapes._combine_args(module, args, kwargs)
+    return arguments
 
 
 def walk_shapes(look: Callable[..., Any], tree: Any, dynamic_shapes: Any) -> None:
@@ -356,17 +356,17 @@ def follow_constants(count: int) -> Iterator[None]:
     ) -> Any:
         if not schema_of(func).is_mutable:
             return call(proxy_mode, func, pre_dispatch, args, kwargs)
-        known = proxy_mode.tracer.tensor_tracker
+        slots = proxy_mode.tracer.tensor_tracker
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         is_repeated = torch.Tag.nondeterministic_seeded not in func.tags and all(
-            x in known and known[x].constant is not None for x in tensors
+            x in slots and slots[x].constant is not None for x in tensors
         )  # torch repeats it on the values
         result = call(proxy_mode, func, pre_dispatch, args, kwargs)
         if not is_repeated:
             memories = {*filter(None, map(_memory_of, tensors))}
-            for x, slot in list(known.items()):
+            for x, slot in list(slots.items()):
                 if slot.constant is not None and _memory_of(x) in memories:
-                    known[x] = proxy_tensor._ProxyTensor(slot.proxy, None)
+                    slots[x] = proxy_tensor._ProxyTensor(slot.proxy, None)
         return result
 
     try:

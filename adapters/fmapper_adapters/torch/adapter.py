@@ -106,12 +106,12 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
         """Finds a device; `meta` always exists; without an index, the current accelerator."""
         if kind == "meta":
             return Device("torch", "meta")
-        found = super().find_device(kind, index)
-        if found.is_accelerator:
-            _devices.check_fork(found)
-        if index is not None or not found.is_accelerator:
-            return found
-        return replace(found, index=torch.accelerator.current_device_index())
+        device = super().find_device(kind, index)
+        if device.is_accelerator:
+            _devices.check_fork(device)
+        if index is not None or not device.is_accelerator:
+            return device
+        return replace(device, index=torch.accelerator.current_device_index())
 
     def device_info(self, device: Device) -> DeviceInfo:
         """Returns name and memory as the driver reports them; torch's cache is not free memory."""
@@ -190,23 +190,23 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
         if exchange.device is not None and not share:
             return _devices.take(exchange.data, exchange.private, target)
         if exchange.device is not None:
-            found: Iterable[Any] = map(torch.utils.dlpack.from_dlpack, exchange.data)
+            wrapped: Iterable[Any] = map(torch.utils.dlpack.from_dlpack, exchange.data)
         elif share and exchange.owners is not None:
-            found = map(torch.utils.dlpack.from_dlpack, exchange.owners)
+            wrapped = map(torch.utils.dlpack.from_dlpack, exchange.owners)
         elif target.type == "cpu":
             return tensors.all_from_numpy(exchange.data, must_share=share)
         elif not share:
             return batches.carry([tensors.from_numpy(a) for a in exchange.data], target)
         else:
-            found = map(tensors.from_numpy, exchange.data)
+            wrapped = map(tensors.from_numpy, exchange.data)
         if share:
-            return (tensors.same_device(tensor, target) for tensor in found)
-        return (tensor if tensor.device == target else tensor.to(target) for tensor in found)
+            return (tensors.same_device(tensor, target) for tensor in wrapped)
+        return (tensor if tensor.device == target else tensor.to(target) for tensor in wrapped)
 
     def storable(self, dtype: str) -> str | None:
         """Returns the dtypes of torch."""
-        found = isinstance(getattr(torch, dtype, None), torch.dtype)
-        return dtype if found and _DTYPES.fullmatch(dtype) else None
+        is_dtype = isinstance(getattr(torch, dtype, None), torch.dtype)
+        return dtype if is_dtype and _DTYPES.fullmatch(dtype) else None
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """Casts by `Tensor.to`, along with gradients and attributes of parameters."""
@@ -388,9 +388,9 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
         from fmapper_adapters.torch.record import export as _export
 
         program = _export.export_program(model, args, kwargs, **settings)
-        own = getattr(model, "program", None) if hasattr(model, "as_program") else None
-        if own is not None:  # converted to torch before: its forward takes any arguments
-            program.signature, program.name = own.signature, own.name
+        source = getattr(model, "program", None) if hasattr(model, "as_program") else None
+        if source is not None:  # converted to torch before: its forward takes any arguments
+            program.signature, program.name = source.signature, source.name
         return program
 
     def export_generation(self, model: Any, **settings: Any) -> Generation:

@@ -114,10 +114,10 @@ def watch(
 def _watch(
     model: Any, args: Any, kwargs: Any, whole: Collection[str], *, train: bool | None, double: bool
 ) -> Iterator[Observation]:
-    own = getattr(model, "watch", None)
-    if own is not None and hasattr(model, "as_program"):  # converted from another framework
+    watch = getattr(model, "watch", None)
+    if watch is not None and hasattr(model, "as_program"):  # converted from another framework
         with _mode(model, train):
-            seen: list[Observation] = own(args, kwargs)
+            seen: list[Observation] = watch(args, kwargs)
             return iter(seen)
     with _mode(model, train), foreign_classes.register(model, (args, kwargs)):
         exported = _record(model, args, kwargs, whole)
@@ -255,12 +255,12 @@ def options_of(model: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """
     if source_of_class(model) is None:
         return dict(kwargs)
-    known = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     options = dict(kwargs)
     for name, several in kwargs.items():  # such as Linen's keys, each an argument of the file
         if isinstance(several, Mapping):
             options |= {f"{name}_{key}": value for key, value in several.items()}
-    return {key: value for key, value in options.items() if key in known}
+    return {key: value for key, value in options.items() if key in parameters}
 
 
 def _draws(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -293,5 +293,5 @@ def _leaves(value: Any) -> list[Any]:
     if isinstance(value, Mapping):  # as JAX has flattened it
         value = [value[key] for key in sorted(value)]
     if isinstance(value, tuple | list):
-        return [leaf for one in value for leaf in _leaves(one)]
+        return [leaf for item in value for leaf in _leaves(item)]
     return [] if value is None else [value]

@@ -30,13 +30,13 @@ def local() -> list[Any]:
 
     This starts JAX on all of them.
     """
-    found: dict[Any, None] = {}
+    devices: dict[Any, None] = {}
     for platform in (*_PLATFORMS, None):  # None is the default one, which may have another name
         try:
-            found.update(dict.fromkeys(jax.local_devices(backend=platform)))
+            devices.update(dict.fromkeys(jax.local_devices(backend=platform)))
         except _FAILURES:
             continue
-    return list(found)
+    return list(devices)
 
 
 @cache
@@ -53,21 +53,21 @@ def device_of(device: Any) -> Device:
 def _number(device: Any) -> int:
     peers = jax.local_devices(backend=device.platform)
     numbers = [peer.local_hardware_id for peer in peers]
-    own = device.local_hardware_id
-    is_good = device in peers and own is not None and own >= 0 and numbers.count(own) == 1
-    return int(own if is_good else device.id)
+    number = device.local_hardware_id
+    is_good = device in peers and number is not None and number >= 0 and numbers.count(number) == 1
+    return int(number if is_good else device.id)
 
 
 def home(array: jax.Array) -> Device:
     """Returns the device of an array (all by number, if several) and its memory."""
     sharding = array.sharding
-    found = sorted(sharding.device_set, key=attrgetter("id"))
-    first = device_of(found[0])
+    devices = sorted(sharding.device_set, key=attrgetter("id"))
+    first = device_of(devices[0])
     memory = sharding.memory_kind
-    memory = None if memory == usual_memory(found[0]) else memory
-    if len(found) == 1:
+    memory = None if memory == usual_memory(devices[0]) else memory
+    if len(devices) == 1:
         return replace(first, memory=memory) if memory else first
-    return Device("jax", first.kind, tuple(map(_number, found)), memory)
+    return Device("jax", first.kind, tuple(map(_number, devices)), memory)
 
 
 @cache
@@ -90,17 +90,17 @@ def find(device: Device) -> Any:
     Raises:
         DeviceUnavailableError: This process has no such device.
     """
-    for found in jax.local_devices(backend=device.kind):
-        if device_of(found).index == device.index:
-            return found
+    for candidate in jax.local_devices(backend=device.kind):
+        if device_of(candidate).index == device.index:
+            return candidate
     raise DeviceUnavailableError(f"{device} is not a device of this process.")
 
 
 def place(device: Device) -> Any:
     """Returns a device and one of its memories as a sharding."""
-    found = find(device)
-    memory = device.memory or usual_memory(found)
-    return jax.sharding.SingleDeviceSharding(found, memory_kind=memory)
+    jax_device = find(device)
+    memory = device.memory or usual_memory(jax_device)
+    return jax.sharding.SingleDeviceSharding(jax_device, memory_kind=memory)
 
 
 def default() -> Any | None:
@@ -164,11 +164,11 @@ def why_not(kind: str) -> str | None:
 
 def _plugins() -> list[str]:
     """Finds the plugins for other platforms as JAX does: in a namespace and an entry point."""
-    found = [point.value.partition(":")[0] for point in metadata.entry_points(group="jax_plugins")]
+    names = [point.value.partition(":")[0] for point in metadata.entry_points(group="jax_plugins")]
     package = importlib.util.find_spec("jax_plugins")
     places = package.submodule_search_locations if package else None
-    found += [f"jax_plugins.{module.name}" for module in pkgutil.iter_modules(places or ())]
-    return found
+    names += [f"jax_plugins.{module.name}" for module in pkgutil.iter_modules(places or ())]
+    return names
 
 
 def thread_settings() -> Callable[[], AbstractContextManager[object]]:

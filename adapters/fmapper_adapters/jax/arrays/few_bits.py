@@ -76,8 +76,8 @@ def on_bytes(eqn: Any) -> Any | None:
     def run(*operands: Any) -> list[Any]:
         if name == "convert_element_type":
             return [_convert(operands[0], str(eqn.outvars[0].aval.dtype))]
-        found = eqn.primitive.bind(*operands, **params)
-        results = list(found) if eqn.primitive.multiple_results else [found]
+        output = eqn.primitive.bind(*operands, **params)
+        results = list(output) if eqn.primitive.multiple_results else [output]
         if name in _CLOSED:
             return results
         return [_cut(x, str(v.aval.dtype)) for x, v in zip(results, eqn.outvars, strict=True)]

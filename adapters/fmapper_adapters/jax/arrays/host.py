@@ -87,11 +87,11 @@ def share(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Array
         raise BufferError(f"the memory starts at a multiple of {address & -address} bytes, not 64")
     if not array.flags.c_contiguous:
         raise BufferError("JAX can share only memory in C order")
-    found: jax.Array = jax.device_put(array, committed)
-    found.block_until_ready()
-    if found.unsafe_buffer_pointer() != address:
+    shared: jax.Array = jax.device_put(array, committed)
+    shared.block_until_ready()
+    if shared.unsafe_buffer_pointer() != address:
         raise BufferError(f"JAX made a copy of the {array.dtype} array")
-    return found
+    return shared
 
 
 def take(exchange: Exchange, committed: Any, share: bool) -> Iterator[jax.Array]:
@@ -164,12 +164,12 @@ def in_large_pages(made: Mapping[str, Callable[[], jax.Array]]) -> dict[str, jax
     shapes = {name: jax.eval_shape(make) for name, make in made.items()}
     sizes = {name: -(-x.size * x.dtype.itemsize // _ALIGNMENT) for name, x in shapes.items()}
     block = np.empty((sum(sizes.values()) + 1) * _ALIGNMENT, np.uint8)
-    start, found = -block.ctypes.data % _ALIGNMENT, {}
+    start, arrays = -block.ctypes.data % _ALIGNMENT, {}
     for name, make in made.items():
         new = make()
         place = np.ndarray(new.shape, new.dtype, block, start)
         np.copyto(place, new)
         with jax.default_device(next(iter(new.devices()))):  # JAX shares memory with it alone
-            found[name] = jax.device_put(place, new.sharding if new.committed else None)
+            arrays[name] = jax.device_put(place, new.sharding if new.committed else None)
         start += sizes[name] * _ALIGNMENT
-    return found
+    return arrays

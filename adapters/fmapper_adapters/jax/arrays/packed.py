@@ -52,8 +52,8 @@ class PackedArray:
             return _shape_only(self.shape, self.dtype)
 
         def join(blocks: Any) -> Any:
-            own = self.with_blocks(blocks).flat()
-            return jnp.concatenate(separate(own, self.dim, self.sizes, self.count), self.dim)
+            flat = self.with_blocks(blocks).flat()
+            return jnp.concatenate(separate(flat, self.dim, self.sizes, self.count), self.dim)
 
         return _by_xla(join, self.blocks, lambda axes: (*axes[: self._at], *axes[self._at + 1 :]))
 
@@ -74,8 +74,8 @@ class PackedArray:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape."""
-        own = tuple(self.blocks.shape)
-        return (*own[: self._at - 1], sum(self.sizes), *own[self._at + 1 :])
+        dims = tuple(self.blocks.shape)
+        return (*dims[: self._at - 1], sum(self.sizes), *dims[self._at + 1 :])
 
     @property
     def dtype(self) -> Any:
@@ -123,8 +123,8 @@ class PackedArray:
         return self.in_order()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        own = np.asarray(self.blocks).reshape(self.shape)
-        parts = separate(own, self.dim, self.sizes, self.count)
+        flat = np.asarray(self.blocks).reshape(self.shape)
+        parts = separate(flat, self.dim, self.sizes, self.count)
         return np.concatenate(parts, self.dim, dtype=dtype)
 
     def __copy__(self) -> PackedArray:
@@ -197,12 +197,12 @@ def separate(blocks: Any, dim: int, sizes: Sequence[int], count: int) -> list[An
     """Splits an array in blocks, which have no dimension of their own, into the packed arrays."""
     at, shape = dim % blocks.ndim, blocks.shape
     apart = blocks.reshape(*shape[:at], count, shape[at] // count, *shape[at + 1 :])
-    found, end = [], 0
+    parts, end = [], 0
     for size in sizes:
         start, end = end, end + size // count
-        own = apart[(*[slice(None)] * (at + 1), slice(start, end))]
-        found.append(own.reshape(*shape[:at], size, *shape[at + 1 :]))
-    return found
+        part = apart[(*[slice(None)] * (at + 1), slice(start, end))]
+        parts.append(part.reshape(*shape[:at], size, *shape[at + 1 :]))
+    return parts
 
 
 def boxes_in_order(array: PackedArray, box: Box) -> Iterator[tuple[Box, Box]]:
@@ -219,9 +219,9 @@ def boxes_in_order(array: PackedArray, box: Box) -> Iterator[tuple[Box, Box]]:
         low = offset = 0
         for size in array.sizes:
             part = size // array.count
-            own = low + number * part, low + (number + 1) * part
+            span = low + number * part, low + (number + 1) * part
             there = (number - start, number - start + 1), (offset, offset + part)
-            yield (*before, own, *after), (*_whole(before), *there, *_whole(after))
+            yield (*before, span, *after), (*_whole(before), *there, *_whole(after))
             low, offset = low + size, offset + part
 
 

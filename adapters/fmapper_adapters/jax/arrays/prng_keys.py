@@ -78,7 +78,7 @@ def _move(eqn: Any, keyed: list[bool], kind: Any) -> Callable[..., Any]:
     def operation(*args: Any) -> Any:
         return eqn.primitive.bind(*args, **eqn.params)
 
-    axes = tuple(-1 if one else None for one in keyed)
+    axes = tuple(-1 if is_key else None for is_key in keyed)
     for _ in kind.key_shape:
         operation = jax.vmap(operation, in_axes=axes, out_axes=-1)
     return operation
@@ -87,29 +87,29 @@ def _move(eqn: Any, keyed: list[bool], kind: Any) -> Callable[..., Any]:
 def _draw(eqn: Any, kind: Any) -> Callable[..., Any]:
     """Applies a generator to each key of an array."""
     given = eqn.params
-    one: Callable[..., Any]
+    draw: Callable[..., Any]
     match eqn.primitive.name:
         case "random_seed":
-            one = kind.seed
+            draw = kind.seed
         case "random_split":
-            one = lambda key: kind.split(key, given["shape"])  # noqa: E731
+            draw = lambda key: kind.split(key, given["shape"])  # noqa: E731
         case "random_bits":
-            one = lambda key: kind.random_bits(key, given["bit_width"], given["shape"])  # noqa: E731
+            draw = lambda key: kind.random_bits(key, given["bit_width"], given["shape"])  # noqa: E731
         case _:
             return _fold(eqn, kind)
     for _ in range(eqn.invars[0].aval.ndim):
-        one = jax.vmap(one)
-    return one
+        draw = jax.vmap(draw)
+    return draw
 
 
 def _fold(eqn: Any, kind: Any) -> Callable[..., Any]:
     shape = eqn.outvars[0].aval.shape
-    one: Callable[..., Any] = kind.fold_in
+    fold: Callable[..., Any] = kind.fold_in
     for _ in shape:
-        one = jax.vmap(one)
+        fold = jax.vmap(fold)
 
     def all_of_them(keys: Any, numbers: Any) -> Any:
         words = jnp.broadcast_to(keys, (*shape, *kind.key_shape))
-        return one(words, jnp.broadcast_to(numbers, shape))
+        return fold(words, jnp.broadcast_to(numbers, shape))
 
     return all_of_them

@@ -122,8 +122,8 @@ class JaxRecorder(Recorder):
                 consts = inner.consts if hasattr(inner, "consts") else ()
                 return self._read(getattr(inner, "jaxpr", inner), consts, given)
         if not any(isinstance(x, LazyArray) for x in given):
-            found = eqn.primitive.bind(*given, **params)
-            return list(found) if eqn.primitive.multiple_results else [found]
+            output = eqn.primitive.bind(*given, **params)
+            return list(output) if eqn.primitive.multiple_results else [output]
         if name in _SAME:
             return given
         if name == "reduce_sum":

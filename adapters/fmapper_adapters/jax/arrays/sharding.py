@@ -65,7 +65,7 @@ class JaxMeshes(Computed, Meshes):
         places: Mapping[Any, Any] = named_sharding(mesh, spec).devices_indices_map(held)
         for device, index in places.items():
             box = _box(index, held)
-            inner = [box] if how is None else [own for own, _ in boxes_in_order(how, box)]
+            inner = [box] if how is None else [part for part, _ in boxes_in_order(how, box)]
             boxes.setdefault(device.process_index, {}).update(dict.fromkeys(inner))
         return {process: [*held] for process, held in boxes.items()}
 
@@ -74,8 +74,10 @@ class JaxMeshes(Computed, Meshes):
         how = _blocks(shape, spec, mesh)
         held = shape if how is None else how.blocks.shape
         places = named_sharding(mesh, spec).addressable_devices_indices_map(tuple(held))
-        own = dict.fromkeys(_box(index, held) for index in places.values())
-        return [*own] if how is None else [box for b in own for box, _ in boxes_in_order(how, b)]
+        boxes = dict.fromkeys(_box(index, held) for index in places.values())
+        return (
+            [*boxes] if how is None else [box for b in boxes for box, _ in boxes_in_order(how, b)]
+        )
 
     def assemble(
         self,
@@ -92,13 +94,13 @@ class JaxMeshes(Computed, Meshes):
         for device, index in sharding.addressable_devices_indices_map(held).items():
             devices.setdefault(_box(index, held), []).append(device)
         parts = []
-        for box, own in devices.items():
+        for box, holders in devices.items():
             if how is None:
                 part = read(box)
             else:
                 part = np.concatenate([read(b) for b, _ in boxes_in_order(how, box)], how.dim)
                 part = part.reshape([stop - start for start, stop in box])
-            parts += jax.device_put([part] * len(own), own)
+            parts += jax.device_put([part] * len(holders), holders)
         dtype_: Any = np.dtype(jax.numpy.dtype(dtype))
         made = jax.make_array_from_single_device_arrays(held, sharding, parts, dtype=dtype_)
         return made if how is None else how.with_blocks(made)
@@ -117,21 +119,21 @@ class JaxMeshes(Computed, Meshes):
         """Returns the parts of an array that spans processes, each with its writer."""
         if not isinstance(array, jax.Array | PackedArray) or array.is_fully_addressable:
             return None
-        found: dict[Box, int] = {}
+        boxes: dict[Box, int] = {}
         held = blocks_of(array).shape
         places: Mapping[Any, Any] = array.sharding.devices_indices_map(held)
         for device, index in places.items():
             for box, _ in _boxes_of(array, _box(index, held)):
-                found[box] = min(device.process_index, found.get(box, device.process_index))
-        return found
+                boxes[box] = min(device.process_index, boxes.get(box, device.process_index))
+        return boxes
 
     def held_parts(self, array: Any) -> Mapping[Box, Any]:
         """Returns the shards on devices of this process."""
         blocks = blocks_of(array)
         return {
-            box: one.data if part is None else _cut(one.data, part, box)
-            for one in blocks.addressable_shards
-            for box, part in _boxes_of(array, _box(one.index, blocks.shape))
+            box: shard.data if part is None else _cut(shard.data, part, box)
+            for shard in blocks.addressable_shards
+            for box, part in _boxes_of(array, _box(shard.index, blocks.shape))
         }
 
     def join(self, shape: Sequence[int], mesh: Any, spec: Spec, parts: Mapping[Box, Any]) -> Any:
@@ -143,8 +145,8 @@ class JaxMeshes(Computed, Meshes):
         def local(box: Box) -> Any:
             if how is None:
                 return parts[box]
-            own = [parts[inner] for inner, _ in boxes_in_order(how, box)]
-            return jnp.concatenate(own, how.dim).reshape([stop - start for start, stop in box])
+            pieces = [parts[inner] for inner, _ in boxes_in_order(how, box)]
+            return jnp.concatenate(pieces, how.dim).reshape([stop - start for start, stop in box])
 
         arrays = [jax.device_put(local(_box(i, held)), device) for device, i in places.items()]
         made = jax.make_array_from_single_device_arrays(held, sharding, arrays)
@@ -213,14 +215,14 @@ def _blocks(shape: Sequence[int], spec: Spec, mesh: Any) -> PackedArray | None:
 
 def _in_blocks(array: Any, spec: Spec, mesh: Any) -> Any:
     """Returns an array in the order that a spec asks for."""
-    how, own = _blocks(array.shape, spec, mesh), array
+    how, ordered = _blocks(array.shape, spec, mesh), array
     if isinstance(array, PackedArray):
         if how is not None and (array.dim, array.sizes, array.count) == (
             how.dim, how.sizes, how.count,
         ):  # fmt: skip
             return array
-        own = array.in_order()
-    return own if how is None else pack(own, how.dim, how.sizes, how.count)
+        ordered = array.in_order()
+    return ordered if how is None else pack(ordered, how.dim, how.sizes, how.count)
 
 
 def _like(new: Any, old: Any) -> Any:
@@ -243,8 +245,8 @@ def _cut(part: Any, where: Box, box: Box) -> Any:
 
 def _lies(array: Any, sharding: NamedSharding) -> bool:
     """Returns whether an array already has this sharding on this mesh."""
-    own = getattr(array, "sharding", None)
-    return not isinstance(array, jax.core.Tracer) and own == sharding and array.committed
+    current = getattr(array, "sharding", None)
+    return not isinstance(array, jax.core.Tracer) and current == sharding and array.committed
 
 
 def _box(index: Any, shape: Sequence[int]) -> Box:

@@ -51,16 +51,16 @@ def with_gradient(
     that `places` names; the others have no gradient. If the gradients are differentiated, the ys
     that they need have these gradients, too, as in torch, unless `once` is set.
     """
-    is_array = [isinstance(one, jax.Array) for one in kept]
-    arrays = tuple(one for one, array in zip(kept, is_array, strict=True) if array)
+    is_array = [isinstance(item, jax.Array) for item in kept]
+    arrays = tuple(item for item, array in zip(kept, is_array, strict=True) if array)
     given = {id(x) for x in xs}
-    found_at = {id(y): i for i, y in enumerate(ys) if id(y) not in given}
-    own = [found_at.get(id(one)) for one in arrays]
+    positions = {id(y): i for i, y in enumerate(ys) if id(y) not in given}
+    origins = [positions.get(id(item)) for item in arrays]
 
     def forward(xs: Any, ys: Any, arrays: Any) -> Any:
-        found = attached(xs, ys, arrays)
-        kept = zip(arrays, own, strict=True)
-        return found, tuple(one if i is None else found[i] for one, i in kept)
+        results = attached(xs, ys, arrays)
+        kept = zip(arrays, origins, strict=True)
+        return results, tuple(item if i is None else results[i] for item, i in kept)
 
     def back(arrays: Any, cotangents: Any) -> Any:
         if -1 in places:
@@ -69,19 +69,19 @@ def with_gradient(
                 "model can be called, but not differentiated through it"
             )
         left = iter(arrays)
-        given = [next(left) if a else one for one, a in zip(kept, is_array, strict=True)]
+        given = [next(left) if a else item for item, a in zip(kept, is_array, strict=True)]
         gradients: list[Any] = [jnp.zeros_like(x) for x in xs]
         # In torch, the gradient of a complex number is the conjugate of the gradient in JAX.
-        for place, found in zip(places, backward(*map(_conj, cotangents), *given), strict=True):
-            gradients[place] = _conj(_gradient_of(xs[place], found))
+        for place, slope in zip(places, backward(*map(_conj, cotangents), *given), strict=True):
+            gradients[place] = _conj(_gradient_of(xs[place], slope))
         if once:
             gradients = list(_without_derivative(tuple(gradients), name))
         return tuple(gradients), None, None
 
     attached: Any = jax.custom_vjp(lambda xs, ys, arrays: ys)
     attached.defvjp(forward, back)
-    found: tuple[jax.Array, ...] = attached(tuple(xs), jax.lax.stop_gradient(tuple(ys)), arrays)
-    return found
+    results: tuple[jax.Array, ...] = attached(tuple(xs), jax.lax.stop_gradient(tuple(ys)), arrays)
+    return results
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -97,13 +97,13 @@ def _refuse_derivative(name: str, primals: Any, tangents: Any) -> Any:
     )
 
 
-def _gradient_of(x: Any, found: Any) -> jax.Array:
+def _gradient_of(x: Any, gradient: Any) -> jax.Array:
     """Casts a gradient to the shape and dtype of its primal, as torch does."""
-    extra = tuple(range(found.ndim - x.ndim))
-    found = found.sum(extra)
-    stretched = tuple(i for i in range(x.ndim) if x.shape[i] == 1 != found.shape[i])
-    found = jnp.broadcast_to(found.sum(stretched, keepdims=True), x.shape)
-    return (found if jnp.iscomplexobj(x) else jnp.real(found)).astype(x.dtype)
+    extra = tuple(range(gradient.ndim - x.ndim))
+    gradient = gradient.sum(extra)
+    stretched = tuple(i for i in range(x.ndim) if x.shape[i] == 1 != gradient.shape[i])
+    gradient = jnp.broadcast_to(gradient.sum(stretched, keepdims=True), x.shape)
+    return (gradient if jnp.iscomplexobj(x) else jnp.real(gradient)).astype(x.dtype)
 
 
 def _conj(x: Any) -> Any:
@@ -113,8 +113,8 @@ def _conj(x: Any) -> Any:
 @lowering("higher_order::wrap_with_set_grad_enabled")
 def wrap_with_set_grad_enabled(enabled: bool, function: Function, *args: Any) -> Any:
     """Calls the function, without gradients if torch had switched them off."""
-    found = function(*args)
-    return found if enabled else jax.lax.stop_gradient(found)
+    outputs = function(*args)
+    return outputs if enabled else jax.lax.stop_gradient(outputs)
 
 
 @lowering("higher_order::wrap_with_autocast")
@@ -183,8 +183,8 @@ def scan(body: Function, init: Sequence[Any], xs: Sequence[Any], fixed: Sequence
     start = tuple(map(jnp.asarray, init))
 
     def step(state: Any, x: Any) -> Any:
-        found = body(*state, *x, *fixed)
-        return _like(found[: len(start)], start), tuple(found[len(start) :])
+        outputs = body(*state, *x, *fixed)
+        return _like(outputs[: len(start)], start), tuple(outputs[len(start) :])
 
     state, results = jax.lax.scan(step, start, tuple(xs))
     return (*state, *results)
@@ -212,10 +212,10 @@ def _as_array(x: Any) -> Any:
     return jnp.asarray(x) if isinstance(x, bool | int | float | complex) else x
 
 
-def _like(found: Sequence[Any], start: Sequence[Any]) -> tuple[Any, ...]:
+def _like(values: Sequence[Any], start: Sequence[Any]) -> tuple[Any, ...]:
     """Casts new states to the dtype and weak type of the old ones, as loops require."""
     new = []
-    for value, old in zip(found, start, strict=True):
+    for value, old in zip(values, start, strict=True):
         array = jnp.asarray(value)
         dtype, weak = old.dtype, is_weak(old)
         new.append(

@@ -58,8 +58,8 @@ def _extreme(
         count = is_one.sum(over, keepdims=keepdims).astype(x.dtype)
         return reduced(x), shared / count
 
-    found: jax.Array = reduced(x)
-    return found
+    result: jax.Array = reduced(x)
+    return result
 
 
 lowering("aten::amax", "aten::max.default", int64="moves", dims=reduces("dim", 1))(

@@ -67,7 +67,7 @@ def histogramdd_edges(
 ) -> tuple[jax.Array, ...]:
     """Returns the edges of equal bins for each column of x; its last dimension has the columns."""
     rows = x.reshape(-1, x.shape[-1])
-    found = []
+    edges = []
     for column, count in enumerate(bins):
         if range is not None:
             low, high = (jnp.asarray(v, x.dtype) for v in range[2 * column : 2 * column + 2])
@@ -77,8 +77,8 @@ def histogramdd_edges(
             low, high = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
         same = low == high
         low, high = jnp.where(same, low - 0.5, low), jnp.where(same, high + 0.5, high)
-        found.append(linspace(low, high, count + 1, dtype=x.dtype))
-    return tuple(found)
+        edges.append(linspace(low, high, count + 1, dtype=x.dtype))
+    return tuple(edges)
 
 
 @lowering("aten::_histogramdd_from_bin_cts")
@@ -109,11 +109,11 @@ def _count(x: Any, edges: Sequence[Any], weight: Any, density: bool) -> jax.Arra
         places.append(jnp.clip(place, 0, ends.shape[0] - 2))
     weights = jnp.ones(rows.shape[0], x.dtype) if weight is None else weight.reshape(-1)
     shape = tuple(ends.shape[0] - 1 for ends in edges)
-    found = jnp.zeros(shape, x.dtype).at[tuple(places)].add(jnp.where(inside, weights, 0))
+    counts = jnp.zeros(shape, x.dtype).at[tuple(places)].add(jnp.where(inside, weights, 0))
     if not density:
-        return found
+        return counts
     for column, ends in enumerate(edges):
         widths = jnp.diff(ends)
-        found = found / widths.reshape(-1, *(1,) * (len(edges) - 1 - column))
+        counts = counts / widths.reshape(-1, *(1,) * (len(edges) - 1 - column))
     total = jnp.sum(jnp.where(inside, weights, 0))
-    return found / total
+    return counts / total

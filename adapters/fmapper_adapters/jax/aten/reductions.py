@@ -104,8 +104,8 @@ def _each_of_both(target: str, most: float, part: Callable[..., Any]) -> None:
     def of_axes(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
         spread, factor, mean = _variance(x, dim, correction, keepdim, most)
         dtype = x.real.dtype if is_complex(x) else x.dtype
-        found = part(spread, factor, dtype)
-        return (found, mean) if target.endswith("_mean") else found
+        result = part(spread, factor, dtype)
+        return (result, mean) if target.endswith("_mean") else result
 
     def of_all(x: Any, unbiased: bool = True) -> Any:
         return of_axes(x, correction=int(unbiased))
@@ -150,16 +150,16 @@ def renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> jax.Array:
 def any_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     """Returns whether some element is not zero; of uint8 as uint8."""
     dims = () if dim == () else axes(x, dim)
-    found = jnp.any(x.astype(bool), dims, keepdims=keepdim)
-    return found.astype(x.dtype) if x.dtype == np.uint8 else found
+    result = jnp.any(x.astype(bool), dims, keepdims=keepdim)
+    return result.astype(x.dtype) if x.dtype == np.uint8 else result
 
 
 @lowering("aten::all", whole=False, int64="looks")
 def all_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     """Returns whether no element is zero; of uint8 as uint8."""
     dims = () if dim == () else axes(x, dim)
-    found = jnp.all(x.astype(bool), dims, keepdims=keepdim)
-    return found.astype(x.dtype) if x.dtype == np.uint8 else found
+    result = jnp.all(x.astype(bool), dims, keepdims=keepdim)
+    return result.astype(x.dtype) if x.dtype == np.uint8 else result
 
 
 @lowering("aten::_is_all_true")
@@ -225,8 +225,8 @@ def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> jax.Array:
     (x,) = promote(x, to_float=True)
     dims = axes(x, dim)
     y = x.astype(wide(x.dtype))
-    found = jax.scipy.special.logsumexp(y, dims, keepdims=keepdim)
-    return found.astype(x.dtype)
+    result = jax.scipy.special.logsumexp(y, dims, keepdims=keepdim)
+    return result.astype(x.dtype)
 
 
 # --- running reductions ---------------------------------------------------------------------
@@ -415,18 +415,18 @@ def segment_reduce(
         neutral, function = pieces[reduce]
         start = cast(neutral if initial is None else initial, data.dtype)
         kept = jnp.where(inside, data[None], cast(neutral, data.dtype))
-        found = function(kept, 1)
+        reduced = function(kept, 1)
         if reduce in ("sum", "mean"):
-            found = found + start
+            reduced = reduced + start
         elif reduce == "prod":
-            found = found * start
+            reduced = reduced * start
         else:
-            found = (jnp.maximum if reduce == "max" else jnp.minimum)(found, start)
+            reduced = (jnp.maximum if reduce == "max" else jnp.minimum)(reduced, start)
         if reduce != "mean":
-            return found
+            return reduced
         count = (ends - starts).reshape(-1, *(1,) * (data.ndim - 1)).astype(data.dtype)
         none = start if initial is not None else cast(math.nan, data.dtype)
-        return jnp.where(count > 0, found / jnp.maximum(count, 1), none)
+        return jnp.where(count > 0, reduced / jnp.maximum(count, 1), none)
 
     for _ in range(axis):
         of_rows = jax.vmap(of_rows)

@@ -88,8 +88,8 @@ def _says(*names: str) -> Callable[[Rule], Rule]:
 
 def rule_of(op: str) -> Rule | None:
     """Returns the rule of an operation; None for one that does not leave rows in order."""
-    found = RULES.get(op.partition(".")[0])
-    return _pointwise if found is None and table.dims(op) is pointwise else found
+    rule = RULES.get(op.partition(".")[0])
+    return _pointwise if rule is None and table.dims(op) is pointwise else rule
 
 
 def starts(call: Call) -> Step | None:
@@ -102,16 +102,16 @@ def starts(call: Call) -> Step | None:
     return Step((Kind.ROWS, Kind.ORDER), {keys.name: 1})
 
 
-def _pointwise(own: Sorted, call: Call) -> Step | None:
+def _pointwise(facts: Sorted, call: Call) -> Step | None:
     """Computes each row, or each number of a group, by itself."""
     (_, shape), *others = call.result
-    kinds = {own.kind(Ref(name)) for name in call.refs()} - {None}
+    kinds = {facts.kind(Ref(name)) for name in call.refs()} - {None}
     if others or len(kinds) != 1 or not shape:
         return None
     (kind,) = kinds
     for name in call.refs():
-        other = own.shapes.get(name, ())
-        if own.kind(Ref(name)) is not None:
+        other = facts.shapes.get(name, ())
+        if facts.kind(Ref(name)) is not None:
             if len(other) != len(shape):
                 return None
         elif len(other) > len(shape) or (len(other) == len(shape) and other[0] != 1):
@@ -120,25 +120,25 @@ def _pointwise(own: Sorted, call: Call) -> Step | None:
 
 
 @_says("floor_divide", "div")
-def _sources(own: Sorted, call: Call) -> Step | None:
+def _sources(facts: Sorted, call: Call) -> Step | None:
     """Finds the row that a sorted one was copied from, where each was repeated in place."""
     order, *others = call.args
-    if own.kind(order) is not Kind.ORDER:
-        return _pointwise(own, call)
+    if facts.kind(order) is not Kind.ORDER:
+        return _pointwise(facts, call)
     rounds = call.op.startswith("aten::floor_divide") or call.kwargs.get("rounding_mode")
     if not rounds or len(others) != 1 or not isinstance(others[0], int) or others[0] < 1:
         return None
-    own.repeats[call.name] = others[0]
+    facts.repeats[call.name] = others[0]
     return Step(Kind.SOURCES)
 
 
 @_says("index")
-def _index(own: Sorted, call: Call) -> Step | None:
+def _index(facts: Sorted, call: Call) -> Step | None:
     """Looks rows up: in the sorted order, in the one that they had, or in a table."""
     x, indices = call.args[:2]
     if len(indices) != 1:
         return None
-    kind, of = own.kind(indices[0]), own.kind(x)
+    kind, of = facts.kind(indices[0]), facts.kind(x)
     if of is Kind.ROWS and kind is Kind.INVERSE:
         return Step(Kind.RESULT)
     if of is not None or not isinstance(x, Ref):
@@ -146,70 +146,70 @@ def _index(own: Sorted, call: Call) -> Step | None:
     if kind is Kind.ORDER:
         return Step(Kind.ROWS, {x.name: 1})
     if kind is Kind.SOURCES:
-        return Step(Kind.ROWS, {x.name: own.repeats[indices[0].name]})
-    return Step(Kind.ROWS) if kind is Kind.ROWS and own.dims(indices[0]) == 1 else None
+        return Step(Kind.ROWS, {x.name: facts.repeats[indices[0].name]})
+    return Step(Kind.ROWS) if kind is Kind.ROWS and facts.dims(indices[0]) == 1 else None
 
 
 @_says("index_put")
-def _index_put(own: Sorted, call: Call) -> Step | None:
+def _index_put(facts: Sorted, call: Call) -> Step | None:
     """Inverts the order: puts 0, 1, 2, ... where the sorted rows were."""
     _, indices, values, *others = call.args
     if any(others) or call.kwargs.get("accumulate") or len(indices) != 1:
         return None
-    maker = own.calls.get(getattr(values, "name", ""))
-    if own.kind(indices[0]) is not Kind.ORDER or maker is None or not _counts_rows(own, maker):
+    maker = facts.calls.get(getattr(values, "name", ""))
+    if facts.kind(indices[0]) is not Kind.ORDER or maker is None or not _counts_rows(facts, maker):
         return None
     return Step(Kind.INVERSE, call=_with_args(call, "fmapper::invert_order", (indices[0],)))
 
 
-def _counts_rows(own: Sorted, call: Call) -> bool:
+def _counts_rows(facts: Sorted, call: Call) -> bool:
     """Returns whether a call returns 0, 1, 2, ..., one number for each row."""
-    if not call.op.startswith("aten::arange") or call.result[0][1] != (own.rows,):
+    if not call.op.startswith("aten::arange") or call.result[0][1] != (facts.rows,):
         return False
     return len(call.args) == 1 or (call.args[0] == 0 and call.args[2:] in ((), (1,)))
 
 
 @_says("sort", "argsort")
-def _sort_again(own: Sorted, call: Call) -> Step | None:
+def _sort_again(facts: Sorted, call: Call) -> Step | None:
     """Inverts the order: the indices that sort it put rows back."""
-    if own.kind(call.args[0]) is not Kind.ORDER or "argsort" not in call.op or call.args[1:]:
+    if facts.kind(call.args[0]) is not Kind.ORDER or "argsort" not in call.op or call.args[1:]:
         return None
     return Step(Kind.INVERSE)
 
 
 @_says("index_add")
-def _index_add(own: Sorted, call: Call) -> Step | None:
+def _index_add(facts: Sorted, call: Call) -> Step | None:
     """Adds sorted rows at the rows that they were copied from."""
     total, dim, index, rows = call.args[:4]
-    if dim != 0 or own.kind(total) is not None or own.kind(rows) is not Kind.ROWS:
+    if dim != 0 or facts.kind(total) is not None or facts.kind(rows) is not Kind.ROWS:
         return None
-    if own.kind(index) is not Kind.SOURCES or not isinstance(total, Ref):
+    if facts.kind(index) is not Kind.SOURCES or not isinstance(total, Ref):
         return None
-    return Step(Kind.RESULT, {total.name: own.repeats[index.name]})
+    return Step(Kind.RESULT, {total.name: facts.repeats[index.name]})
 
 
 @_says("histc")
-def _count(own: Sorted, call: Call) -> Step | None:
+def _count(facts: Sorted, call: Call) -> Step | None:
     """Counts the rows of each group."""
-    return Step(Kind.SIZES) if own.kind(call.args[0]) is Kind.ROWS else None
+    return Step(Kind.SIZES) if facts.kind(call.args[0]) is Kind.ROWS else None
 
 
 @_says("cumsum")
-def _ends(own: Sorted, call: Call) -> Step | None:
+def _ends(facts: Sorted, call: Call) -> Step | None:
     """Finds where groups end, or sums along the features of each row."""
-    kind = own.kind(call.args[0])
-    if kind is Kind.ROWS and call.args[1] in (0, -own.dims(call.args[0])):
+    kind = facts.kind(call.args[0])
+    if kind is Kind.ROWS and call.args[1] in (0, -facts.dims(call.args[0])):
         return None
     return Step(kind) if kind in (Kind.ROWS, Kind.SIZES) else None
 
 
 @_says("sum", "mean")
-def _reduce(own: Sorted, call: Call) -> Step | None:
+def _reduce(facts: Sorted, call: Call) -> Step | None:
     """Reduces the features of each row, or sums over rows for each group."""
     x, *others = call.args
-    if own.kind(x) is not Kind.ROWS or not others or not isinstance(others[0], tuple):
+    if facts.kind(x) is not Kind.ROWS or not others or not isinstance(others[0], tuple):
         return None
-    count = own.dims(x)
+    count = facts.dims(x)
     gone = {at % count for at in others[0]}
     if gone == {0} and count == 2 and "sum" in call.op and not any(others[1:]):
         return Step(Kind.SIZES)
@@ -217,11 +217,11 @@ def _reduce(own: Sorted, call: Call) -> Step | None:
 
 
 @_says("transformers::grouped_mm_fallback", "_grouped_mm")
-def _group(own: Sorted, call: Call) -> Step | None:
+def _group(facts: Sorted, call: Call) -> Step | None:
     """Multiplies the rows of each group by the group's matrix."""
     x, weight, ends, *others = (*call.args, *call.kwargs.values())
-    kinds = (own.kind(x), own.kind(weight), own.kind(ends))
-    dims = (own.dims(x), own.dims(weight), own.dims(ends))
+    kinds = (facts.kind(x), facts.kind(weight), facts.kind(ends))
+    dims = (facts.dims(x), facts.dims(weight), facts.dims(ends))
     if kinds != (Kind.ROWS, None, Kind.SIZES) or dims != (2, 3, 1) or any(others):
         return None
     return Step(
@@ -230,24 +230,24 @@ def _group(own: Sorted, call: Call) -> Step | None:
 
 
 @_says("split_with_sizes", "split", "chunk", "slice", "select", "unsqueeze", "squeeze")
-def _part(own: Sorted, call: Call) -> Step | None:
+def _part(facts: Sorted, call: Call) -> Step | None:
     """Slices the features of each row."""
     x = call.args[0]
-    if own.kind(x) is not Kind.ROWS:
+    if facts.kind(x) is not Kind.ROWS:
         return None
     at = 2 if call.op.startswith(("aten::split", "aten::chunk")) else 1
     dim = call.args[at] if len(call.args) > at else call.kwargs.get("dim", 0)
-    if dim % (own.dims(x) + call.op.startswith("aten::unsqueeze")) == 0:
+    if dim % (facts.dims(x) + call.op.startswith("aten::unsqueeze")) == 0:
         return None
     return Step((Kind.ROWS,) * len(call.result) if at == 2 else Kind.ROWS)
 
 
 @_says("view", "reshape", "_unsafe_view")
-def _reshape(own: Sorted, call: Call) -> Step | None:
+def _reshape(facts: Sorted, call: Call) -> Step | None:
     """Reshapes the features of each row."""
     x, shape = call.args[0], call.result[0][1]
     rest = shape[1:]
-    if own.kind(x) is not Kind.ROWS or shape[:1] != (own.rows,) or not all(
+    if facts.kind(x) is not Kind.ROWS or shape[:1] != (facts.rows,) or not all(
         isinstance(size, int) and size for size in rest
     ):  # fmt: skip
         return None

@@ -100,12 +100,12 @@ def result_type(*operands: Any) -> Dtype:
             rank, dtype = 2, _dtype_of_number(operand)
         else:
             rank, dtype = (0 if operand.ndim else 1), np.dtype(operand.dtype)
-        known = ranks[rank]
-        ranks[rank] = dtype if known is None else jnp.promote_types(known, dtype)
-    found = _combine(ranks[0], _combine(ranks[1], ranks[2]))
-    if found is None:
+        previous = ranks[rank]
+        ranks[rank] = dtype if previous is None else jnp.promote_types(previous, dtype)
+    common = _combine(ranks[0], _combine(ranks[1], ranks[2]))
+    if common is None:
         raise TypeError("no operand to take a dtype from")
-    return dtype_of(found.name)
+    return dtype_of(common.name)
 
 
 def promote(*operands: Any, to_float: bool = False) -> tuple[Any, ...]:
@@ -175,8 +175,8 @@ def _wrap_integer(x: int, dtype: Dtype) -> int:
 
 def within(x: Any, like: Any) -> Any:
     """Returns a number as a bound of integers, infinite beyond 32 bits."""
-    known = isinstance(x, int) and not isinstance(x, bool) and is_integral(like)
-    if not known or x in (-(2**63), 2**63 - 1) or dtype_of("int64").itemsize == 8:
+    is_integer = isinstance(x, int) and not isinstance(x, bool) and is_integral(like)
+    if not is_integer or x in (-(2**63), 2**63 - 1) or dtype_of("int64").itemsize == 8:
         return x
     return x if -(2**31) <= x < 2**31 else math.copysign(math.inf, x)
 

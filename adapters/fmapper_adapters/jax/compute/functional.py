@@ -326,8 +326,8 @@ def cross_entropy(
     logs = jax.nn.log_softmax(_wide(x), axis)
     if target.dtype.itemsize < 4:
         target = target.astype(np.int32)  # otherwise `ignore`, too, would be taken modulo 256
-    known = ignore >= 0 or jnp.issubdtype(target.dtype, np.signedinteger)
-    counted = target != ignore if known else jnp.ones(target.shape, bool)
+    is_possible = ignore >= 0 or jnp.issubdtype(target.dtype, np.signedinteger)
+    counted = target != ignore if is_possible else jnp.ones(target.shape, bool)
     # An index out of range gives NaN: a compiled program cannot raise. Below 0 jax counts from the
     # end.
     none = jnp.asarray(x.shape[axis], target.dtype)

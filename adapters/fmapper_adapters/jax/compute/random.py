@@ -70,8 +70,8 @@ def _fix_counters() -> AbstractContextManager[object]:
     """Fixes how counters map to elements, which must be the same on every backend."""
     if _config.jax_threefry_partitionable:
         return nullcontext()
-    found: AbstractContextManager[object] = jax.threefry_partitionable(True)
-    return found
+    context: AbstractContextManager[object] = jax.threefry_partitionable(True)
+    return context
 
 
 def _partitionable(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -108,7 +108,7 @@ def _keep_best(
     }
     whole = {name: jnp.concatenate(pair, 1) for name, pair in both.items()}
     order = jax.lax.top_k(whole["best_scores"], beams)[1]
-    return {name: _take(one, order) for name, one in whole.items()}
+    return {name: _take(array, order) for name, array in whole.items()}
 
 
 def _take(values: Any, which: Any) -> Any:
@@ -126,9 +126,9 @@ def reorder(cache: Any, before: Any, source: Any) -> Any:
         source: The row that each row continues.
     """
 
-    def move(one: Any, old: Any) -> Any:
-        if one is old or one.ndim == 0 or one.shape[0] != len(source):
-            return one
-        return one[source]
+    def move(new: Any, old: Any) -> Any:
+        if new is old or new.ndim == 0 or new.shape[0] != len(source):
+            return new
+        return new[source]
 
     return jax.tree.map(move, cache, before)

@@ -69,7 +69,7 @@ def choose(generation: Generation, params: Arrays) -> Layout:
     """Returns the layout of the weights that are used only in products and lookups."""
     if generation.batch == 1 or not all(map(_is_on_one_cpu, params.values())):
         return {}
-    found: dict[str, bool] = {}
+    turns: dict[str, bool] = {}
     others: set[str] = set()
     for program in filter(None, (generation.prefill, generation.step)):
         turned = _turn(program.graph)
@@ -79,9 +79,9 @@ def choose(generation: Generation, params: Arrays) -> Layout:
                 others.add(name)
             elif label in turned:
                 (is_turned,) = turned[label]
-                if found.setdefault(name, is_turned) != is_turned:
+                if turns.setdefault(name, is_turned) != is_turned:
                     others.add(name)
-    kept = {n: t for n, t in found.items() if n not in others and params[n].ndim == 2}
+    kept = {n: t for n, t in turns.items() if n not in others and params[n].ndim == 2}
     least = _least_in_blocks() if generation.batch <= _FEW else math.inf
     return {n: _block(params[n], t, least) for n, t in kept.items()}
 
@@ -108,7 +108,7 @@ def _is_on_one_cpu(array: Any) -> bool:
 def _names(program: Program) -> dict[str, str]:
     """Returns the names of the parameters in a model by those in the graph."""
     pairs = zip(program.graph.inputs, program.inputs, strict=True)
-    return {label: str(one.target) for label, one in pairs if one.kind == "parameter"}
+    return {label: str(entry.target) for label, entry in pairs if entry.kind == "parameter"}
 
 
 def _weight_of(call: Call) -> tuple[str, bool] | None:
@@ -120,12 +120,12 @@ def _weight_of(call: Call) -> tuple[str, bool] | None:
 
 
 def _turn(graph: Graph) -> dict[str, set[bool]]:
-    found: dict[str, set[bool]] = {}
+    turns: dict[str, set[bool]] = {}
     for call in graph.calls:
         weight = _weight_of(call)
         if weight is not None:
-            found.setdefault(weight[0], set()).add(weight[1])
-    return found
+            turns.setdefault(weight[0], set()).add(weight[1])
+    return turns
 
 
 def _uses_otherwise(graph: Graph) -> frozenset[str]:
@@ -156,20 +156,20 @@ def restore(held: Arrays, layout: Layout) -> Arrays:
 
 def rules(params: Arrays, layout: Layout) -> Rules:
     """Returns the rules that put weights into blocks."""
-    found: list[Any] = []
+    steps: list[Any] = []
     for name, block in layout.items():
         label, pad = Pattern.escape(name), f"{Pattern.escape(name)}.padding"
         weight = params[name]
         rows = weight.shape[1 if block.turned else 0]
         missing = -block.outputs % block.width
         if block.turned:
-            found.append(Transpose(label, (1, 0)))
+            steps.append(Transpose(label, (1, 0)))
         if missing:
-            found.append(AddConstant(pad, (rows, missing), 0, str(weight.dtype)))
-            found.append(Concatenate([label, pad], label, 1, [block.outputs, missing]))
-        found.append(Reshape(label, (rows, -1, block.width), (rows, block.outputs + missing)))
-        found.append(Transpose(label, (1, 0, 2)))
-    return Rules(found)
+            steps.append(AddConstant(pad, (rows, missing), 0, str(weight.dtype)))
+            steps.append(Concatenate([label, pad], label, 1, [block.outputs, missing]))
+        steps.append(Reshape(label, (rows, -1, block.width), (rows, block.outputs + missing)))
+        steps.append(Transpose(label, (1, 0, 2)))
+    return Rules(steps)
 
 
 @partial(jax.jit, static_argnums=1)
@@ -193,32 +193,32 @@ def _whole(blocks: Any) -> Any:
 # --- programs -------------------------------------------------------------------------------------
 
 
-def code(own: StaticProgram, layout: Layout) -> StaticProgram:
+def code(original: StaticProgram, layout: Layout) -> StaticProgram:
     """Returns code that runs a program with its weights in blocks."""
-    program = own.program
-    known = {label: layout[n] for label, n in _names(program).items() if n in layout}
-    if not known:
-        return own
-    calls = [_with_blocks(call, known) for call in program.graph.calls]
+    program = original.program
+    blocks = {label: layout[n] for label, n in _names(program).items() if n in layout}
+    if not blocks:
+        return original
+    calls = [_with_blocks(call, blocks) for call in program.graph.calls]
     graph = Graph(program.graph.inputs, calls, program.graph.outputs, program.graph.kinds)
     more = {_PRODUCT: Lowering(_product), _ROWS: Lowering(_rows)}
     new = dataclasses.replace(program, graph=graph)
-    return StaticProgram(new, {**own.lowerings, **more}, own.constants)
+    return StaticProgram(new, {**original.lowerings, **more}, original.constants)
 
 
-def _with_blocks(call: Call, known: Mapping[str, Block]) -> Call:
+def _with_blocks(call: Call, blocks: Mapping[str, Block]) -> Call:
     weight = _weight_of(call)
-    if weight is not None and weight[0] in known:
+    if weight is not None and weight[0] in blocks:
         x, bias = call.args[0], None
         if call.op == "aten::addmm.default":
             bias, x = call.args[:2]
         elif call.op == "aten::linear.default":
             bias = (*call.args, None)[2]
-        args = (x, Ref(weight[0]), bias, known[weight[0]].outputs)
+        args = (x, Ref(weight[0]), bias, blocks[weight[0]].outputs)
         return dataclasses.replace(call, op=_PRODUCT, args=args)
     table = call.args[0] if call.op == _LOOKUP else None
-    if isinstance(table, Ref) and table.name in known:
-        looked_up = (table, call.args[1], known[table.name].turned)
+    if isinstance(table, Ref) and table.name in blocks:
+        looked_up = (table, call.args[1], blocks[table.name].turned)
         return dataclasses.replace(call, op=_ROWS, args=looked_up, kwargs={})
     return call
 
@@ -236,8 +236,8 @@ def _product(x: Any, blocks: Any, bias: Any, outputs: int) -> jax.Array:
         # transpose all blocks for a product with a single matrix.
         each = jnp.broadcast_to(flat, (count, rows, inner))
         y = (each @ blocks).swapaxes(0, 1).reshape(rows, -1)
-    found: jax.Array = y[:, :outputs].reshape(*x.shape[:-1], outputs)
-    return found if bias is None else jnp.add(found, cast(bias, y.dtype))
+    product: jax.Array = y[:, :outputs].reshape(*x.shape[:-1], outputs)
+    return product if bias is None else jnp.add(product, cast(bias, y.dtype))
 
 
 def _rows(blocks: Any, indices: Any, turned: bool) -> jax.Array:
@@ -246,5 +246,5 @@ def _rows(blocks: Any, indices: Any, turned: bool) -> jax.Array:
     if turned:
         columns: jax.Array = blocks[indices // width, :, indices % width]
         return columns
-    found = jnp.take(blocks, indices, axis=1)
-    return jnp.moveaxis(found, 0, -2).reshape(*indices.shape, -1)
+    picked = jnp.take(blocks, indices, axis=1)
+    return jnp.moveaxis(picked, 0, -2).reshape(*indices.shape, -1)

@@ -92,50 +92,50 @@ def settings(
     batch, places = shape
 
     def among(tokens: Any) -> Any:
-        found = np.zeros(vocabulary, bool)
-        found[[token for token in tokens if token < vocabulary]] = True
-        return found
+        mask = np.zeros(vocabulary, bool)
+        mask[[token for token in tokens if token < vocabulary]] = True
+        return mask
 
-    own = [among(row) for row in stops] if stops else []
+    rows = [among(row) for row in stops] if stops else []
     rest = among(decoding.eos_token_id)
-    found: Knobs = {
+    knobs: Knobs = {
         "prompt": np.int32(prompt),
         "pad": np.int32(_pad(decoding)),
-        "stops": np.stack(own + [rest] * (batch - len(own))),
+        "stops": np.stack(rows + [rest] * (batch - len(rows))),
     }
     if decoding.sequence_bias:
-        found["bias"] = _biases(decoding.sequence_bias, vocabulary)
+        knobs["bias"] = _biases(decoding.sequence_bias, vocabulary)
     if decoding.encoder_repetition_penalty != 1:
-        found["prompt_penalty"] = np.float32(1 / decoding.encoder_repetition_penalty)
-        found["asked"] = np.zeros((batch, vocabulary), bool)
-        found["asked"][np.arange(len(asked))[:, None], asked] = True
+        knobs["prompt_penalty"] = np.float32(1 / decoding.encoder_repetition_penalty)
+        knobs["asked"] = np.zeros((batch, vocabulary), bool)
+        knobs["asked"][np.arange(len(asked))[:, None], asked] = True
     if 0 < decoding.encoder_no_repeat_ngram_size <= places:
         size = decoding.encoder_no_repeat_ngram_size
-        found["prompt_ngrams"] = _ngrams(asked, size, batch)
+        knobs["prompt_ngrams"] = _ngrams(asked, size, batch)
     if decoding.bad_words_ids:
         lone = {(token,) for token in decoding.eos_token_id}  # these may stop a row
         words = [(word, -math.inf) for word in decoding.bad_words_ids if word not in lone]
-        found["bad_words"] = _biases(words, vocabulary)
+        knobs["bad_words"] = _biases(words, vocabulary)
     if decoding.repetition_penalty != 1:
-        found["repetition_penalty"] = np.float32(decoding.repetition_penalty)
+        knobs["repetition_penalty"] = np.float32(decoding.repetition_penalty)
     if decoding.min_length > 0 or decoding.min_new_tokens > 0:
-        found["least"] = np.int32(max(decoding.min_length, prompt + decoding.min_new_tokens))
+        knobs["least"] = np.int32(max(decoding.min_length, prompt + decoding.min_new_tokens))
     if decoding.forced_bos_token_id is not None:
-        found["forced_first"] = np.int32(decoding.forced_bos_token_id)
+        knobs["forced_first"] = np.int32(decoding.forced_bos_token_id)
     if decoding.forced_eos_token_id:
-        found["forced_last"] = among(decoding.forced_eos_token_id)
-        found["end"] = np.int32(end)
+        knobs["forced_last"] = among(decoding.forced_eos_token_id)
+        knobs["end"] = np.int32(end)
     if decoding.exponential_decay_length_penalty is not None:
         begin, factor = decoding.exponential_decay_length_penalty
         late = np.maximum(np.arange(places) - begin - prompt, 0)
         with np.errstate(over="ignore"):
-            found["rise"] = np.float32(np.float64(factor) ** late - 1)
+            knobs["rise"] = np.float32(np.float64(factor) ** late - 1)
     if decoding.suppress_tokens:
-        found["suppressed"] = among(decoding.suppress_tokens)
+        knobs["suppressed"] = among(decoding.suppress_tokens)
     if decoding.begin_suppress_tokens:
-        found["suppressed_first"] = among(decoding.begin_suppress_tokens)
+        knobs["suppressed_first"] = among(decoding.begin_suppress_tokens)
         later = prompt == 1 and decoding.forced_bos_token_id is not None
-        found["begin"] = np.int32(prompt + later)
+        knobs["begin"] = np.int32(prompt + later)
     if decoding.do_sample:
         for name, idle in (
             ("temperature", 1.0),
@@ -147,15 +147,15 @@ def settings(
             ("eta_cutoff", 0.0),
         ):
             if getattr(decoding, name) != idle:
-                found[name] = np.float32(getattr(decoding, name))
+                knobs[name] = np.float32(getattr(decoding, name))
     if decoding.num_beams > 1:
-        found["end"] = np.int32(end)
-        found["fill"] = np.int32(decoding.pad_token_id or (*decoding.eos_token_id, 0)[0])
+        knobs["end"] = np.int32(end)
+        knobs["fill"] = np.int32(decoding.pad_token_id or (*decoding.eos_token_id, 0)[0])
         sizes = np.maximum(np.arange(places + 1, dtype=np.float64), 1)
-        found["lengths"] = np.float32(sizes**decoding.length_penalty)
+        knobs["lengths"] = np.float32(sizes**decoding.length_penalty)
         if decoding.early_stopping == "never" and decoding.length_penalty > 0:
-            found["longest"] = found["lengths"][end - prompt]
-    return found
+            knobs["longest"] = knobs["lengths"][end - prompt]
+    return knobs
 
 
 def _biases(pairs: Iterable[tuple[tuple[int, ...], float]], vocabulary: int) -> Any:
@@ -189,9 +189,9 @@ def _ngrams(tokens: Any, size: int, batch: int) -> Any:
     rows, width = tokens.shape
     count = max(width - size + 1, 0)
     room = max(16, 1 << (width - 1).bit_length())  # otherwise each width would compile a program
-    found = np.full((batch, room, size), -1, np.int32)
-    found[:rows, :count] = tokens[:, np.arange(count)[:, None] + np.arange(size)]
-    return found
+    ngrams = np.full((batch, room, size), -1, np.int32)
+    ngrams[:rows, :count] = tokens[:, np.arange(count)[:, None] + np.arange(size)]
+    return ngrams
 
 
 def _pad(decoding: Decoding) -> int:
@@ -225,15 +225,15 @@ def process(logits: Any, fixed: Fixed, knobs: Knobs, tokens: Any, at: Any, seen:
     if fixed.ngram:
         logits = jnp.where(_find_repeats(tokens, at, fixed.ngram, logits.shape[1]), never, logits)
     if "prompt_ngrams" in knobs:
-        known = knobs["prompt_ngrams"]
-        logits = jnp.where(_find_prompt_repeats(known, tokens, at, logits.shape[1]), never, logits)
+        ngrams = knobs["prompt_ngrams"]
+        logits = jnp.where(_find_prompt_repeats(ngrams, tokens, at, logits.shape[1]), never, logits)
     if "bad_words" in knobs:
         logits = _add_biases(logits, knobs["bad_words"], tokens, at)
     if "least" in knobs:
         logits = jnp.where(knobs["stops"] & (at < knobs["least"]), never, logits)
     if "forced_first" in knobs:
-        one = jnp.arange(logits.shape[1]) == knobs["forced_first"]
-        logits = jnp.where(at == 1, jnp.where(one, 0.0, never), logits)
+        is_forced = jnp.arange(logits.shape[1]) == knobs["forced_first"]
+        logits = jnp.where(at == 1, jnp.where(is_forced, 0.0, never), logits)
     if "forced_last" in knobs:
         forced = jnp.where(knobs["forced_last"], 0.0, never)
         logits = jnp.where(at == knobs["end"] - 1, forced, logits)
@@ -293,8 +293,8 @@ def pick(logits: Any, fixed: Fixed, key: Any, count: Any) -> Any:
     """
     if not fixed.sample:
         return ranking.argmax(logits)
-    own = jax.random.fold_in(key, count)
-    rows = jax.vmap(lambda row: jax.random.fold_in(own, row))(jnp.arange(logits.shape[0]))
+    step_key = jax.random.fold_in(key, count)
+    rows = jax.vmap(lambda row: jax.random.fold_in(step_key, row))(jnp.arange(logits.shape[0]))
     return jax.vmap(jax.random.categorical)(rows, logits).astype(jnp.int32)
 
 
@@ -344,12 +344,12 @@ def _find_repeats(tokens: Any, at: Any, size: int, vocabulary: int) -> Any:
     starts = jnp.arange(max(places - size + 1, 0))
     same = jnp.broadcast_to(starts + size - 1 < at, (tokens.shape[0], len(starts)))
     for i in range(size - 1):
-        own = jnp.take(tokens, jnp.maximum(at - size + 1 + i, 0), axis=1)[:, None]
-        same &= tokens[:, i : i + len(starts)] == own
+        last = jnp.take(tokens, jnp.maximum(at - size + 1 + i, 0), axis=1)[:, None]
+        same &= tokens[:, i : i + len(starts)] == last
     same &= at + 1 >= size
     following = tokens[:, size - 1 : size - 1 + len(starts)]
-    found = jnp.zeros((tokens.shape[0], vocabulary), bool)
-    return found.at[batch, following].max(same)
+    barred = jnp.zeros((tokens.shape[0], vocabulary), bool)
+    return barred.at[batch, following].max(same)
 
 
 def _last(tokens: Any, at: Any, count: int) -> Any:
@@ -357,30 +357,30 @@ def _last(tokens: Any, at: Any, count: int) -> Any:
     return jax.lax.dynamic_slice_in_dim(tokens, jnp.maximum(at - count, 0), count, 1)
 
 
-def _find_prompt_repeats(known: Any, tokens: Any, at: Any, vocabulary: int) -> Any:
+def _find_prompt_repeats(ngrams: Any, tokens: Any, at: Any, vocabulary: int) -> Any:
     """Finds the tokens that would repeat an n-gram of the prompt.
 
     Args:
-        known: The n-grams of each prompt, of shape (batch, n-grams, tokens).
+        ngrams: The n-grams of each prompt, of shape (batch, n-grams, tokens).
         tokens: The tokens so far.
         at: The position of the next token.
         vocabulary: The size of the vocabulary.
     """
-    size = known.shape[2] - 1
-    same = (known[..., :-1] == _last(tokens, at, size)[:, None]).all(-1)
-    same &= (at >= size) & (known[..., -1] >= 0)
-    found = jnp.zeros((len(tokens), vocabulary), bool)
-    return found.at[jnp.arange(len(tokens))[:, None], known[..., -1]].max(same)
+    size = ngrams.shape[2] - 1
+    same = (ngrams[..., :-1] == _last(tokens, at, size)[:, None]).all(-1)
+    same &= (at >= size) & (ngrams[..., -1] >= 0)
+    barred = jnp.zeros((len(tokens), vocabulary), bool)
+    return barred.at[jnp.arange(len(tokens))[:, None], ngrams[..., -1]].max(same)
 
 
 def _add_biases(logits: Any, biases: Any, tokens: Any, at: Any) -> Any:
     """Adds the biases of sequences whose last token is still to come."""
     single, longer = biases
     bias = jnp.broadcast_to(single, logits.shape)
-    for beginnings, last, own in longer:
+    for beginnings, last, added in longer:
         size = beginnings.shape[1]
         if size > tokens.shape[1]:
             continue
         same = (_last(tokens, at, size)[:, None] == beginnings).all(-1) & (at >= size)
-        bias = bias.at[:, last].add(jnp.where(same, own, 0.0))
+        bias = bias.at[:, last].add(jnp.where(same, added, 0.0))
     return logits + bias

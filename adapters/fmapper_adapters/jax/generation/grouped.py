@@ -18,11 +18,11 @@ _ATTENTION = "aten::scaled_dot_product_attention.default"
 def group(program: Program) -> Program:
     """Rewrites a program so that the heads of a group are queries of one head."""
     calls = {call.name: call for call in program.graph.calls}
-    found: list[Call] = []
+    grouped: list[Call] = []
     for call in program.graph.calls:
         shared = _find_shared(call, calls)
         if shared is None:
-            found.append(call)
+            grouped.append(call)
             continue
         keys, values, shape = shared
         (dtype, whole), queries = call.result[0], f"{call.name}_grouped"
@@ -32,14 +32,18 @@ def group(program: Program) -> Program:
         before = Call(queries, view, (call.args[0], (*shape, _width(call, calls))), {})
         inner = dataclasses.replace(call, name=f"{call.name}_of_groups", args=args, result=kind)
         after = dataclasses.replace(call, op=view, args=(Ref(inner.name), whole), kwargs={})
-        found += [dataclasses.replace(before, module=call.module, source=call.source), inner, after]
-    graph = Graph(program.graph.inputs, found, program.graph.outputs, program.graph.kinds)
+        grouped += [
+            dataclasses.replace(before, module=call.module, source=call.source),
+            inner,
+            after,
+        ]
+    graph = Graph(program.graph.inputs, grouped, program.graph.outputs, program.graph.kinds)
     return dataclasses.replace(program, graph=graph.without_dead_calls(_is_kept))
 
 
-def code(own: StaticProgram) -> StaticProgram:
+def code(original: StaticProgram) -> StaticProgram:
     """Returns code that runs a program with grouped heads."""
-    return StaticProgram(group(own.program), own.lowerings, own.constants)
+    return StaticProgram(group(original.program), original.lowerings, original.constants)
 
 
 def _is_kept(call: Call) -> bool:
@@ -58,7 +62,7 @@ def _find_shared(call: Call, calls: dict[str, Call]) -> tuple[str, str, tuple[in
     if not set(call.kwargs) <= {"scale", "is_causal", "dropout_p", "attn_mask"}:
         return None
     queries = calls.get(getattr(call.args[0], "name", ""))
-    pair = [_find_repeat(one, calls) for one in call.args[1:3]]
+    pair = [_find_repeat(operand, calls) for operand in call.args[1:3]]
     if queries is None or pair[0] is None or pair[1] is None:
         return None
     shape, mask = queries.result[0][1], call.kwargs.get("attn_mask", (*call.args, None)[3])

@@ -215,7 +215,7 @@ class _Call:
 
     def __init__(
         self,
-        own: JaxGenerator,
+        generator: JaxGenerator,
         given: Prompts,
         decoding: Decoding,
         stops: Any,
@@ -223,7 +223,7 @@ class _Call:
         key: Any,
         scores: bool,
     ) -> None:
-        generation = own.generation
+        generation = generator.generation
         if isinstance(jnp.zeros(()), jax.core.Tracer):
             raise ProgramInputError(
                 f"{generation.name}: generators are compiled by themselves, and cannot be called "
@@ -234,7 +234,7 @@ class _Call:
                 f"{generation.name}: sampling (do_sample=True) needs a key: pass "
                 f"key=jax.random.key(0)"
             )
-        self.own, self.given = own, given
+        self.generator, self.given = generator, given
         self.key = None
         if decoding.do_sample:
             self.key = jax.random.key(key) if isinstance(key, int) else key
@@ -253,38 +253,38 @@ class _Call:
             self.prompt + count,
             given.tokens,
         )
-        self.held, self.buffers = own._arrays
-        self.arrays = loop.pick(own._codes.run_step, self.held, self.buffers)
+        self.held, self.buffers = generator._arrays
+        self.arrays = loop.pick(generator._codes.run_step, self.held, self.buffers)
 
     def first(self) -> loop.State:
         """Returns the state after the first token."""
-        own = self.own
-        code, step = own._codes.run_first, own._codes.run_step
+        generator = self.generator
+        code, step = generator._codes.run_first, generator._codes.run_step
         given = self.given
         if code is not None:
             arrays = loop.pick(code, self.held, self.buffers)
             logits, cache, holds = loop.prefill(
-                code, own.precision, arrays, given.columns, given.column_mask
+                code, generator.precision, arrays, given.columns, given.column_mask
             )
             execute.check_assertions(code, holds if code.checks else None)
         else:
             empty = loop.empty_cache(step)
             prompts = (given.columns, given.column_mask, np.int32(given.tokens.shape[1]))
             logits, cache, holds = loop.prefill_by_steps(
-                step, own.precision, self.arrays, prompts, empty
+                step, generator.precision, self.arrays, prompts, empty
             )
             execute.check_assertions(step, holds if step.checks else None)
-        done = np.arange(own.generation.batch) >= self.rows
+        done = np.arange(generator.generation.batch) >= self.rows
         state = loop.begin(self.fixed, self.knobs, self.key, logits, self.tokens, self.mask, done)
         return {**state, "cache": cache, "holds": np.ones(len(step.checks), bool)}
 
     def advance(self, state: loop.State, until: int) -> loop.State:
         """Advances the state by a number of tokens."""
-        own = self.own
-        step = own._codes.run_step
-        found: loop.State = loop.loop(
+        generator = self.generator
+        step = generator._codes.run_step
+        new: loop.State = loop.loop(
             step,
-            own.precision,
+            generator.precision,
             self.fixed,
             self.arrays,
             state,
@@ -292,16 +292,16 @@ class _Call:
             self.key,
             np.int32(until),
         )
-        execute.check_assertions(step, found["holds"] if step.checks else None)
-        return found
+        execute.check_assertions(step, new["holds"] if step.checks else None)
+        return new
 
     def best(self, state: loop.State, many: int, scores: bool) -> Any:
         """Returns the best texts of each prompt and, if requested, their scores."""
         prompts = self.rows // self.fixed.beams
         made = int(state["best_lengths"][:prompts, :many].max())
         tokens = _cut(state["best"], (prompts, many, self.prompt + made))
-        own = state["best_scores"][:prompts, :many].reshape(-1)
-        return Generated(tokens, own) if scores else tokens
+        values = state["best_scores"][:prompts, :many].reshape(-1)
+        return Generated(tokens, values) if scores else tokens
 
     def stream(self, count: int) -> Iterator[Any]:
         """Yields tokens, one per row, until all rows have stopped."""
@@ -342,13 +342,13 @@ def _arrays_of(model: Any) -> Arrays:
     """Returns arrays by the names of the state dict: of a dict, or of a converted model."""
     if isinstance(model, Mapping):
         return dict(model)
-    found = getattr(model, "state_dict", None)
-    if found is None:
+    state_dict = getattr(model, "state_dict", None)
+    if state_dict is None:
         raise ConversionError(
             f"params must be a dict of arrays by name, or a converted model, not a "
             f"{type(model).__name__}"
         )
-    return dict(found())
+    return dict(state_dict())
 
 
 def _update(old: Arrays, new: Arrays, aliases: Mapping[str, str], *, strict: bool) -> Arrays:
@@ -359,11 +359,11 @@ def _update(old: Arrays, new: Arrays, aliases: Mapping[str, str], *, strict: boo
     missing = [name for name in old if name not in new]
     if strict and missing:
         raise ConversionError(f"params has no {', '.join(missing[:5])}")
-    found: dict[str, Any] = {name: new.get(name, array) for name, array in old.items()}
-    for name, array in found.items():
+    arrays: dict[str, Any] = {name: new.get(name, array) for name, array in old.items()}
+    for name, array in arrays.items():
         if array.shape != old[name].shape:
             raise ConversionError(f"{name}: expected shape {old[name].shape}, got {array.shape}")
-    moved: Arrays = to_jax(found)
+    moved: Arrays = to_jax(arrays)
     for name, array in moved.items():
         if array.dtype != old[name].dtype:
             raise ConversionError(

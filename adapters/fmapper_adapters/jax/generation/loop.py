@@ -35,9 +35,9 @@ def run_program(
     users, _, _, checks = execute.run_program(code, (), precision, *arrays, leaves, None)
     values = iter(users)
     outputs = [next(values) if fixed is None else fixed[0] for fixed in code.fixed_outputs]
-    found = code.program.out_spec.unflatten(outputs)
+    output = code.program.out_spec.unflatten(outputs)
     holds = jnp.ones((len(code.checks),), bool) if checks is None else checks
-    return found["logits"], found["cache"], holds
+    return output["logits"], output["cache"], holds
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -51,12 +51,12 @@ def prefill(
         weights = dict(zip(code.names["parameter"], arrays[0], strict=True))
         axes = iter(meshes.output_axes(code.output_dimensions, weights))
         outputs = [next(axes) if fixed is None else None for fixed in code.fixed_outputs]
-        found = code.program.out_spec.unflatten(outputs)
-        return found["logits"], found["cache"], None
+        result = code.program.out_spec.unflatten(outputs)
+        return result["logits"], result["cache"], None
 
     run = partial(run_program, code, precision)
-    found: tuple[Any, Any, Any] = _on_mesh(run, (arrays, tokens, mask), keep)
-    return found
+    result: tuple[Any, Any, Any] = _on_mesh(run, (arrays, tokens, mask), keep)
+    return result
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
@@ -84,10 +84,10 @@ def prefill_by_steps(
         token = jax.lax.dynamic_index_in_dim(tokens, at, 1, keepdims=False)
         new, after, check = run_program(code, precision, arrays, token, cache)
 
-        def keep(one: Any, old: Any) -> Any:
-            if one.ndim == 0 or one.shape[0] != batch:
-                return one
-            return jnp.where(here.reshape(-1, *(1,) * (one.ndim - 1)), one, old)
+        def keep(value: Any, old: Any) -> Any:
+            if value.ndim == 0 or value.shape[0] != batch:
+                return value
+            return jnp.where(here.reshape(-1, *(1,) * (value.ndim - 1)), value, old)
 
         return at + 1, keep(new, logits), jax.tree.map(keep, after, cache), holds & check
 
@@ -126,8 +126,8 @@ def begin(
             state["scores"] = jnp.zeros((logits.shape[0], tokens.shape[1], logits.shape[1]))
         return _choose(fixed, knobs, key, logits, state)
 
-    found: State = _on_mesh(run, (knobs, key, logits, tokens, mask, done), _outputs_of_nothing)
-    return found
+    result: State = _on_mesh(run, (knobs, key, logits, tokens, mask, done), _outputs_of_nothing)
+    return result
 
 
 def _choose(fixed: Fixed, knobs: Knobs, key: Any, logits: Any, state: State) -> State:
@@ -181,12 +181,12 @@ def loop(
             return new | {"cache": cache, "holds": state["holds"] & holds}
 
         carried = jax.tree.map(_without_row, state["cache"], rows)
-        found: State = jax.lax.while_loop(goes_on, body, state | {"cache": carried})
-        return found | {"cache": jax.tree.map(_with_row, found["cache"], rows)}
+        result: State = jax.lax.while_loop(goes_on, body, state | {"cache": carried})
+        return result | {"cache": jax.tree.map(_with_row, result["cache"], rows)}
 
     given = (arrays, state, knobs, key, until)
-    found: State = _on_mesh(run, given, lambda shapes: state)
-    return found
+    result: State = _on_mesh(run, given, lambda shapes: state)
+    return result
 
 
 def _is_single_row(x: Any) -> bool:
@@ -218,4 +218,4 @@ def empty_cache(code: StaticProgram) -> Any:
     """Returns an empty cache for a step."""
     spec = code.program.in_spec.children[0].children[1]
     users = code.users[1:]
-    return spec.unflatten([jnp.zeros(one.shape, types.dtype_of(one.dtype)) for one in users])
+    return spec.unflatten([jnp.zeros(entry.shape, types.dtype_of(entry.dtype)) for entry in users])

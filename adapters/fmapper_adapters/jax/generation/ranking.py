@@ -76,8 +76,8 @@ def _from_key(key: Any) -> Any:
 def _bisect(holds: Callable[[Any], Any], rows: int) -> Any:
     """Returns the largest integer of each row up to which a condition holds."""
 
-    def halve(bit: Any, found: Any) -> Any:
-        larger = found + (jnp.int32(1) << (31 - bit))
-        return jnp.where(holds(larger), larger, found)
+    def halve(bit: Any, lower: Any) -> Any:
+        larger = lower + (jnp.int32(1) << (31 - bit))
+        return jnp.where(holds(larger), larger, lower)
 
     return jax.lax.fori_loop(0, 32, halve, jnp.full((rows, 1), _LEAST, jnp.int32))

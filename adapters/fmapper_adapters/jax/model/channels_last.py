@@ -52,8 +52,8 @@ def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
         leaves = jax.tree.leaves(args)
-        found = [_plain(x) for x in _evaluate(closed.jaxpr, closed.consts, leaves)]
-        return jax.tree.unflatten(jax.tree.structure(shape), found)
+        outputs = [_plain(x) for x in _evaluate(closed.jaxpr, closed.consts, leaves)]
+        return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
     return run
 
@@ -67,19 +67,19 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
 
     for eqn in jaxpr.eqns:
         given = [read(atom) for atom in eqn.invars]
-        found = None
+        outputs = None
         name = eqn.primitive.name
         if name == "conv_general_dilated":
-            found = _convolve(eqn, given)
+            outputs = _convolve(eqn, given)
         elif any(isinstance(x, Turned) for x in given):
             if name in _INLINED:
                 inner = eqn.params["jaxpr"]
-                found = _evaluate(inner.jaxpr, inner.consts, given)
+                outputs = _evaluate(inner.jaxpr, inner.consts, given)
             elif name in _RULES:
-                found = _RULES[name](eqn, given)
-        if found is None:
-            found = _bind(eqn, [_plain(x) for x in given], eqn.params)
-        env.update(zip(eqn.outvars, found, strict=True))
+                outputs = _RULES[name](eqn, given)
+        if outputs is None:
+            outputs = _bind(eqn, [_plain(x) for x in given], eqn.params)
+        env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -90,8 +90,8 @@ def _bind(eqn: Any, given: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     rest = eqn.primitive.get_bind_params(params)
     functions, rest = rest if isinstance(rest, tuple) else ((), rest)  # older releases of JAX
     with eqn.ctx.manager:
-        found = eqn.primitive.bind(*functions, *given, **rest)
-    return list(found) if eqn.primitive.multiple_results else [found]
+        outputs = eqn.primitive.bind(*functions, *given, **rest)
+    return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
 
 def _plain(x: Any) -> Any:
@@ -135,11 +135,11 @@ def _convolve(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
     images = _lay(x, last)
     places = eqn.outvars[0].aval.shape[2:]
     if _is_simple(params, as_it_is) and conv_as_matmul.pays(images, weight, places):
-        found = conv_as_matmul.convolve(images, weight, places, **params)
+        y = conv_as_matmul.convolve(images, weight, places, **params)
     else:
         params["dimension_numbers"] = names._replace(lhs_spec=last, out_spec=last)
-        (found,) = _bind(eqn, (images, weight), params)
-    return [_turn(found, last)]
+        (y,) = _bind(eqn, (images, weight), params)
+    return [_turn(y, last)]
 
 
 def _is_simple(params: dict[str, Any], as_it_is: Order) -> bool:
@@ -178,8 +178,8 @@ def _elementwise(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
     order = next((x.order for x in given if isinstance(x, Turned) and x.shape == shape), None)
     if order is None or any(len(_shape(x)) not in (0, len(shape)) for x in given):
         return None
-    found = _bind(eqn, [_lay(x, order) for x in given], eqn.params)
-    return [_turn(y, order) for y in found]
+    outputs = _bind(eqn, [_lay(x, order) for x in given], eqn.params)
+    return [_turn(y, order) for y in outputs]
 
 
 def _shape(x: Any) -> tuple[Any, ...]:
@@ -200,10 +200,10 @@ def _drop(eqn: Any, given: Sequence[Any]) -> list[Any]:
     (x,) = given
     name = "axes" if "axes" in eqn.params else "dimensions"
     gone = tuple(sorted(x.order[i] for i in eqn.params[name]))
-    found = _bind(eqn, [x.array], {**eqn.params, name: gone})
+    outputs = _bind(eqn, [x.array], {**eqn.params, name: gone})
     left = [place for place in x.order if place not in gone]
     ranks = sorted(left)
-    return [_turn(y, tuple(map(ranks.index, left))) for y in found]
+    return [_turn(y, tuple(map(ranks.index, left))) for y in outputs]
 
 
 _ALONG = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation",

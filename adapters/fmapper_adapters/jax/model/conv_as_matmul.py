@@ -31,8 +31,8 @@ def pays(x: Any, weight: Any, places: Sequence[Any]) -> bool:
     if math.prod(weight.shape[2:]) == 1:
         return True
     count = (x.shape[0], *places)
-    known = all(isinstance(size, int) for size in count)
-    return known and 0 < math.prod(count) <= weight.shape[0]
+    is_static = all(isinstance(size, int) for size in count)
+    return is_static and 0 < math.prod(count) <= weight.shape[0]
 
 
 def convolve(

@@ -169,8 +169,8 @@ def run_compiled(
         outputs = meshes.output_axes(code.output_dimensions, weights)
         return outputs, changed, inputs, None
 
-    found: Results = meshes.run(run, arrays, batch=users, keep=keep)
-    return found
+    result: Results = meshes.run(run, arrays, batch=users, keep=keep)
+    return result
 
 
 def _as_divided(array: Any) -> Any:

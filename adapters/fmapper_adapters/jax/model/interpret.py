@@ -149,8 +149,8 @@ def _function(graph: Graph, run: Run) -> Callable[..., Any]:
 
     def inner(*args: Any) -> Any:
         key = run.next_key() if draws else None
-        own = Run(run.lowerings, key, run.observe, problems=run.problems)
-        return evaluate(graph, args, own)
+        inner_run = Run(run.lowerings, key, run.observe, problems=run.problems)
+        return evaluate(graph, args, inner_run)
 
     return inner
 

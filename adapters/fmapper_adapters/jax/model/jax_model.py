@@ -100,10 +100,10 @@ class JaxModel:
     @property
     def packed(self) -> dict[str, Packed]:
         """The parameters that pack several arrays side by side, such as gate and up, by name."""
-        found: dict[str, Packed] = {}
+        parameters: dict[str, Packed] = {}
         for packing in self._code.packings:
-            found |= packing.parameters
-        return found
+            parameters |= packing.parameters
+        return parameters
 
     @property
     def is_random(self) -> bool:
@@ -138,8 +138,8 @@ class JaxModel:
                 raise
             output, model = outcome.output, outcome.model
         else:
-            found = execute.run_compiled(code, (), self.precision, *self._state(), arrays, key)
-            output, model = self._finish(found)
+            results = execute.run_compiled(code, (), self.precision, *self._state(), arrays, key)
+            output, model = self._finish(results)
         return (output, model) if mutable else output
 
     def call(
@@ -175,16 +175,18 @@ class JaxModel:
                 f"{code.program.name} draws random numbers: pass key=jax.random.key(0)"
             )
         if code.concrete:
-            found = self._run_eagerly(numbers, arrays, key, observe)
+            results = self._run_eagerly(numbers, arrays, key, observe)
         elif observe is not None:
             given = meshes.gather((*self._state(), arrays))
-            found = execute.run_program(code, numbers, self.precision, *given, key, observe)
+            results = execute.run_program(code, numbers, self.precision, *given, key, observe)
         else:
-            found = execute.run_compiled(code, numbers, self.precision, *self._state(), arrays, key)
+            results = execute.run_compiled(
+                code, numbers, self.precision, *self._state(), arrays, key
+            )
             code.routes.add(args, kwargs or {})
-        output, model = self._finish(found)
+        output, model = self._finish(results)
         output = code.echoes.put(output, args, kwargs or {})
-        for position, value in found[2].items():
+        for position, value in results[2].items():
             leaves[position] = value
         new_args, new_kwargs = code.program.in_spec.unflatten(leaves)
         return Outcome(output, model, new_args, new_kwargs)
@@ -193,9 +195,9 @@ class JaxModel:
         """Returns the arrays of the program as a flat list, which makes calls cheaper."""
         return self._code.pick_params(self.params), self._code.pick_buffers(self.buffers)
 
-    def _finish(self, found: execute.Results) -> tuple[Any, JaxModel]:
+    def _finish(self, results: execute.Results) -> tuple[Any, JaxModel]:
         """Returns the output, and the model with the arrays that the call has changed."""
-        users, changed, _, checks = found
+        users, changed, _, checks = results
         code = self._code
         if checks is not None:
             execute.check_assertions(code, checks)
@@ -236,12 +238,12 @@ class JaxModel:
                 arrays, numbers = check_inputs.check(code, code.program.bind(args, kwargs))
                 run = partial(execute.run_program, code, numbers, self.precision)
                 jax.eval_shape(run, *self._state(), arrays, jax.random.key(0))
-                found = None
+                result = None
             else:
                 key = jax.random.key(0) if code.random else None
-                found = (self.call(args, kwargs, key=key).output,)
+                result = (self.call(args, kwargs, key=key).output,)
         except Exception:  # the call raises it, too
-            found = None
+            result = None
         finally:
             problems, code.problems = code.problems, None
         if problems:
@@ -249,7 +251,7 @@ class JaxModel:
                 f"{code.program.name}: operations would return other dtypes than in the model: "
                 f"{'; '.join(dict.fromkeys(problems))}. Pass check=False to accept them."
             )
-        return None if code.random else found
+        return None if code.random else result
 
     def _run_eagerly(self, numbers: Any, arrays: Any, key: Any, observe: Any) -> Any:
         """Runs a program without compilation, because its sizes depend on the values of arrays."""
@@ -299,14 +301,16 @@ class JaxModel:
             ConversionError: The file does not contain a program, or is damaged.
             UnsupportedOpsError: It has custom operations that are not registered in this process.
         """
-        found: JaxModel = convert(load_program(path), "jax", **options)
-        return found
+        model: JaxModel = convert(load_program(path), "jax", **options)
+        return model
 
     def state_dict(self) -> Arrays:
         """Returns the arrays by the names of the module's state dict, tied ones under each name."""
         kept = {n: a for n, a in self.buffers.items() if n not in self.program.transient}
-        found = {**self.params, **kept}
-        return found | {name: found[own] for name, own in self.aliases.items() if own in found}
+        state = {**self.params, **kept}
+        return state | {
+            name: state[first] for name, first in self.aliases.items() if first in state
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> JaxModel:
         """Returns a model with this program and other arrays, such as those of a checkpoint.
@@ -323,9 +327,9 @@ class JaxModel:
             renamed.setdefault(self.aliases.get(name, name), array)
         for name in self.program.transient:  # in no state dict: they stay
             renamed.setdefault(name, self.buffers[name])
-        own = {**self.params, **self.buffers}
-        is_hollow = any(isinstance(blocks_of(x), jax.ShapeDtypeStruct) for x in own.values())
-        loaded = (materialize if is_hollow else load_state)(own, renamed)
+        arrays = {**self.params, **self.buffers}
+        is_hollow = any(isinstance(blocks_of(x), jax.ShapeDtypeStruct) for x in arrays.values())
+        loaded = (materialize if is_hollow else load_state)(arrays, renamed)
         return self.replace(
             params={name: loaded[name] for name in self.params},
             buffers={name: loaded[name] for name in self.buffers},
@@ -355,8 +359,8 @@ JaxModel.__module__ = "fmapper_adapters.jax"  # where it is public
 
 
 def _unpickle(program: Program, precision: str | None) -> JaxModel:
-    found: JaxModel = lower(program, get_adapter("jax", Models), precision=precision)
-    return found
+    model: JaxModel = lower(program, get_adapter("jax", Models), precision=precision)
+    return model
 
 
 def from_program(
@@ -397,8 +401,8 @@ def _move_arrays(arrays: dict[str, Arrays]) -> dict[str, Arrays]:
         kind: {n: x for n, x in named.items() if _is_hollow(x)} for kind, named in arrays.items()
     }
     if not any(hollow.values()):
-        found: dict[str, Arrays] = to_jax(arrays)
-        return found
+        moved: dict[str, Arrays] = to_jax(arrays)
+        return moved
     solid = {
         kind: {n: x for n, x in named.items() if n not in hollow[kind]}
         for kind, named in arrays.items()

@@ -93,8 +93,8 @@ def output_axes(
     def entry(shared: Mapping[str, int]) -> Any:
         matrices = {n: at for n, at in shared.items() if len(params[n].shape) > 1} or shared
         specs = ((_spec(params[name]), at) for name, at in matrices.items())
-        found = {spec[at] if at < len(spec) else None for spec, at in specs}
-        return found.pop() if len(found) == 1 else None
+        axes = {spec[at] if at < len(spec) else None for spec, at in specs}
+        return axes.pop() if len(axes) == 1 else None
 
     return [tuple(map(entry, dims)) for dims in dimensions]
 
@@ -103,8 +103,8 @@ def gather(tree: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
     """Brings arrays of an Explicit mesh to the host, for programs that run without compilation."""
     if explicit_mesh(tree) is None:
         return tree
-    found: tuple[Any, Any, Any] = jax.tree.map(np.asarray, tree)
-    return found
+    gathered: tuple[Any, Any, Any] = jax.tree.map(np.asarray, tree)
+    return gathered
 
 
 def _valid(entries: list[Any], shape: tuple[int, ...], mesh: Any) -> Iterator[Any]:

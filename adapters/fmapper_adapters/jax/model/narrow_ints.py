@@ -79,8 +79,8 @@ def problem(
                 return message
             if np.isin(array, _ENDS).any():
                 marked[name] = f"constant {spec.target}"
-    found = _Ends(marked, dtypes, lowerings).problem(program.graph)
-    return f"{program.name}: {found}" if found else ""
+    loss = _Ends(marked, dtypes, lowerings).problem(program.graph)
+    return f"{program.name}: {loss}" if loss else ""
 
 
 class _Ends:
@@ -105,9 +105,9 @@ class _Ends:
         """Describes the first call that loses something; empty for none."""
         for call in graph.calls:
             inner = (self._problem_inside(graph) for graph in call.graphs())
-            found = self._problem_of(call) or next(filter(None, inner), "")
-            if found:
-                return found
+            message = self._problem_of(call) or next(filter(None, inner), "")
+            if message:
+                return message
         return ""
 
     def _problem_of(self, call: Call) -> str:
@@ -134,20 +134,20 @@ class _Ends:
     def _is_place(self, call: Call) -> bool:
         """Returns whether a call reads indices from a sort or selection, which are not elements."""
         source = call.args[0] if call.args else None
-        known = isinstance(source, Ref) and source.name in self._with_places
-        return call.op == "sym::getitem" and known and call.args[1] == 1
+        has_places = isinstance(source, Ref) and source.name in self._with_places
+        return call.op == "sym::getitem" and has_places and call.args[1] == 1
 
     def _problem_inside(self, graph: Graph) -> str:
         """Describes what is wrong with a function in a call, which must not return a limit."""
         ends = _Ends({}, {}, self._lowerings)
-        found = ends.problem(graph)
+        message = ends.problem(graph)
         outputs = graph.outputs if isinstance(graph.outputs, tuple) else (graph.outputs,)
         marked = [ref.name for ref in outputs if isinstance(ref, Ref) and ref.name in ends.marked]
-        if marked and not found:
+        if marked and not message:
             return _message(
                 ends.marked[marked[0]], "the largest or smallest int64 inside a function"
             )
-        return found
+        return message
 
 
 def _wide_numbers(call: Call, elements: Sequence[int]) -> list[int]:

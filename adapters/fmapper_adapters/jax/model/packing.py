@@ -22,23 +22,23 @@ def counts(packings: Sequence[Packing], params: Mapping[str, Any]) -> Counts:
     """Returns into how many blocks the parameters of each packing are divided."""
 
     def count(packing: Packing) -> int:
-        own = {
+        layouts = {
             (array.count, array.dim % array.ndim == packed.dim, array.sizes == packed.sizes)
             for name, packed in packing.parameters.items()
             if isinstance(array := params[name], PackedArray)
         }
-        found, *fits = own.pop() if len(own) == 1 else (1, False)
-        return found if all(fits) else 1
+        blocks, *fits = layouts.pop() if len(layouts) == 1 else (1, False)
+        return blocks if all(fits) else 1
 
     return tuple(map(count, packings))
 
 
 def arrange(
-    packings: Sequence[Packing], found: Counts, params: Mapping[str, Any]
+    packings: Sequence[Packing], counts: Counts, params: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the parameters as a program with these numbers of blocks takes them."""
     new = dict(params)
-    for packing, count in zip(packings, found, strict=True):
+    for packing, count in zip(packings, counts, strict=True):
         for name, packed in packing.parameters.items() if count > 1 else ():
             array = new[name]
             if isinstance(array, PackedArray):
@@ -48,9 +48,9 @@ def arrange(
     return {name: in_order(array) for name, array in new.items()}
 
 
-def with_blocks(graph: Graph, packings: Sequence[Packing], found: Counts) -> Graph:
+def with_blocks(graph: Graph, packings: Sequence[Packing], counts: Counts) -> Graph:
     """Returns the graph with calls that split blocks instead of whole parameters."""
-    pairs = zip(packings, found, strict=True)
+    pairs = zip(packings, counts, strict=True)
     cuts = {
         name: (cut.at, cut.sizes, count, cut.chosen)
         for packing, count in pairs

@@ -28,9 +28,9 @@ def with_row_blocks(program: Program, is_random: Mapping[str, bool]) -> Graph:
     shapes = {
         name: spec.shape for name, spec in zip(graph.inputs, program.inputs, strict=True)
     } | dict(_shapes(graph))
-    known = Sorted("", {call.name: call for call in graph.calls}, shapes)
-    found = (_span(graph, known, is_random, at) for at in range(len(graph.calls)))
-    spans = [span for span in found if span is not None]
+    facts = Sorted("", {call.name: call for call in graph.calls}, shapes)
+    candidates = (_span(graph, facts, is_random, at) for at in range(len(graph.calls)))
+    spans = [span for span in candidates if span is not None]
     if not spans:
         return graph
     inner = {name for span in spans for name in span[0]}
@@ -60,11 +60,11 @@ class _Span:
     """The calls that depend on an order, up to the one that puts the rows back.
 
     Args:
-        own: Facts about the program.
+        facts: Facts about the program.
     """
 
-    def __init__(self, own: Sorted) -> None:
-        self._own = own
+    def __init__(self, facts: Sorted) -> None:
+        self._facts = facts
         self._several: dict[str, tuple[Kind, ...]] = {}
         self._divided: dict[str, int] = {}
         self._whole: set[str] = set()
@@ -73,7 +73,7 @@ class _Span:
 
     def depends(self, call: Call) -> bool:
         """Returns whether a call depends on the order."""
-        return any(name in self._own.kinds or name in self._several for name in call.refs())
+        return any(name in self._facts.kinds or name in self._several for name in call.refs())
 
     def step(self, call: Call) -> Step | None:
         """Returns what a call does with the rows; None if they cannot be divided there."""
@@ -82,7 +82,7 @@ class _Span:
             return Step(self._several[source.name][at])
         rule = routing.rule_of(call.op)
         try:
-            return rule and rule(self._own, call)
+            return rule and rule(self._facts, call)
         except (IndexError, TypeError, ValueError):  # a form that the rule does not know
             return None
 
@@ -91,7 +91,7 @@ class _Span:
         if isinstance(step.kind, tuple):
             self._several[call.name] = step.kind
         elif step.kind is not Kind.RESULT:
-            self._own.kinds[call.name] = step.kind
+            self._facts.kinds[call.name] = step.kind
         elif self._last is None:
             self._last = call
         else:
@@ -99,9 +99,9 @@ class _Span:
         if any(self._divided.get(name, k) != k for name, k in step.divided.items()):
             return False
         self._divided |= step.divided
-        own = step.call or call
-        self._whole.update(set(own.refs()) - step.divided.keys())
-        self._calls.append(own)
+        added = step.call or call
+        self._whole.update(set(added.refs()) - step.divided.keys())
+        self._calls.append(added)
         return True
 
     def block(self, graph: Graph) -> Call | None:
@@ -133,27 +133,27 @@ def _in_each_block(call: Call, parts: Set[str]) -> Call:
     if call.op in ("sym::getitem", "fmapper::grouped_mm_in_blocks"):  # these take all parts
         return call
     names = [*dict.fromkeys(call.refs())]
-    own, others = [n for n in names if n in parts], [n for n in names if n not in parts]
-    one = Graph((*own, *others), [call], Ref(call.name))
-    args = (one, tuple(map(Ref, own)), tuple(map(Ref, others)))
+    divided, others = [n for n in names if n in parts], [n for n in names if n not in parts]
+    body = Graph((*divided, *others), [call], Ref(call.name))
+    args = (body, tuple(map(Ref, divided)), tuple(map(Ref, others)))
     return replace(call, op="fmapper::in_each_block", args=args, kwargs={})
 
 
 def _span(
-    graph: Graph, known: Sorted, is_random: Mapping[str, bool], start: int
+    graph: Graph, facts: Sorted, is_random: Mapping[str, bool], start: int
 ) -> tuple[set[str], Call] | None:
     """Returns the names of the calls that depend on a sort, and the call that replaces them."""
     first = graph.calls[start]
     step = routing.starts(first)
     if step is None:
         return None
-    span = _Span(replace(known, rows=first.result[0][1][0], kinds={}, repeats={}))
+    span = _Span(replace(facts, rows=first.result[0][1][0], kinds={}, repeats={}))
     if not span.add(first, step):
         return None
     for call in graph.calls[start + 1 :]:
         if span.depends(call):
-            found = None if is_random[call.op] else span.step(call)
-            if found is None or not span.add(call, found):
+            next_step = None if is_random[call.op] else span.step(call)
+            if next_step is None or not span.add(call, next_step):
                 return None
     block = span.block(graph)
     return None if block is None else (span.names(), block)

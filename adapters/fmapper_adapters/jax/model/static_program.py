@@ -82,7 +82,7 @@ class StaticProgram:
     @cached_property
     def row_blocks(self) -> Lowered:
         """The graph for several devices, where parts of a batch sort their own; its lowerings."""
-        is_random = {op: bool(found.random) for op, found in self.lowerings.items()}
+        is_random = {op: bool(lowering.random) for op, lowering in self.lowerings.items()}
         graph = row_blocks.with_row_blocks(self.program, is_random)
         added = {call.op: () for call in graph.walk() if call.op not in self.lowerings}
         return graph, {**self.lowerings, **table.find_all(added, {})}

@@ -85,17 +85,17 @@ class Lifted:
             if id(leaf) in trained:
                 self.trained.add(name)
 
-    def fill(self, known: Mapping[str, Any], *, train: bool | None = None) -> tuple[Any, ...]:
+    def fill(self, arrays: Mapping[str, Any], *, train: bool | None = None) -> tuple[Any, ...]:
         """Returns the roots with other arrays, by their names; ties are kept.
 
         Args:
-            known: The arrays.
+            arrays: The arrays.
             train: The mode to set in the fields called `inference`; None leaves them unchanged.
         """
-        filling = _Filling(self._names, known, train)
+        filling = _Filling(self._names, arrays, train)
         return tuple(map(filling.tree, self._roots))
 
-    def changes(self, filled: tuple[Any, ...], known: Mapping[str, Any]) -> dict[str, Any]:
+    def changes(self, filled: tuple[Any, ...], before: Mapping[str, Any]) -> dict[str, Any]:
         """Finds the arrays that a call has changed in filled roots: counters, running averages.
 
         Raises:
@@ -115,25 +115,25 @@ class Lifted:
                 raise ConversionError(
                     f"{name} and {first} are the same array, but a call makes them two"
                 )
-        return {name: after[name] for name in self.arrays if after[name] is not known[name]}
+        return {name: after[name] for name in self.arrays if after[name] is not before[name]}
 
 
 def classes_at(tree: Any, wanted: Callable[[Any], bool]) -> dict[str, type]:
     """Returns the classes of nodes, by dotted name."""
-    found: dict[str, type] = {}
+    classes: dict[str, type] = {}
 
     def see(path: Any, node: Any) -> bool:
         if wanted(node):
-            found.setdefault(".".join(_keys_of(path)), type(node))
+            classes.setdefault(".".join(_keys_of(path)), type(node))
         return is_function(node)
 
     fmap_with_path(lambda path, leaf: leaf, tree, is_leaf=see)
-    return found
+    return classes
 
 
 def objects_at(*roots: Any) -> list[tuple[str, Any]]:
     """Returns nodes with methods by dotted name, also those in closures; ties under each name."""
-    found: list[tuple[str, Any]] = []
+    objects: list[tuple[str, Any]] = []
     seen: set[int] = set()
 
     def collect(tree: Any, prefix: tuple[str, ...]) -> None:
@@ -143,7 +143,7 @@ def objects_at(*roots: Any) -> list[tuple[str, Any]]:
             if isinstance(node, type) or is_function(node):
                 return is_function(node)
             if callable(node) or frames.methods_of(type(node)):
-                found.append((".".join((*prefix, *_keys_of(path))), node))
+                objects.append((".".join((*prefix, *_keys_of(path))), node))
             return False
 
         def see_leaf(path: Any, leaf: Any) -> Any:
@@ -159,13 +159,13 @@ def objects_at(*roots: Any) -> list[tuple[str, Any]]:
 
     for root in roots:
         collect(root, ())
-    return found
+    return objects
 
 
 def traced_arrays(tree: Any) -> dict[str, Any]:
     """Returns the arrays in a tree that are being traced, by name."""
-    found = _find_arrays((tree,), {})
-    return {name: leaf for name, leaf in found if isinstance(leaf, jax.core.Tracer)}
+    pairs = _find_arrays((tree,), {})
+    return {name: leaf for name, leaf in pairs if isinstance(leaf, jax.core.Tracer)}
 
 
 def is_function(x: Any) -> bool:
@@ -202,9 +202,9 @@ def _with_arrays(root: Any) -> Any:
 
 
 def _has_numbers(root: Any) -> bool:
-    found = []
-    fmap_with_path(lambda path, leaf: found.append(_is_boxed_number(path, leaf)), root)
-    return any(found)
+    flags = []
+    fmap_with_path(lambda path, leaf: flags.append(_is_boxed_number(path, leaf)), root)
+    return any(flags)
 
 
 def _is_boxed_number(path: Any, leaf: Any) -> bool:
@@ -213,18 +213,18 @@ def _is_boxed_number(path: Any, leaf: Any) -> bool:
 
 def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
     """Lists the leaves of a tree with their key paths, tied ones under each of their paths."""
-    found: list[tuple[tuple[str, ...], Any]] = []
+    leaves: list[tuple[tuple[str, ...], Any]] = []
 
     def see(path: Any, leaf: Any) -> Any:
-        found.append((_keys_of(path), leaf))
+        leaves.append((_keys_of(path), leaf))
         return leaf
 
     try:
         fmap_with_path(see, tree, cache=None, is_leaf=_is_function_at)
     except (CycleError, RecursionError):  # submodules with a reference to their parent
-        found.clear()
+        leaves.clear()
         fmap_with_path(see, tree, is_leaf=_is_function_at)
-    return found
+    return leaves
 
 
 def _keys_of(path: Any) -> tuple[str, ...]:
@@ -238,14 +238,14 @@ def _is_function_at(path: Any, node: Any) -> bool:
 
 def _find_arrays(roots: tuple[Any, ...], modes: dict[str, bool]) -> list[tuple[str, Any]]:
     """Finds the arrays in all roots by name, in order; tied ones under each of their names."""
-    found: list[tuple[str, Any]] = []
+    arrays: list[tuple[str, Any]] = []
     seen: set[int] = set()
 
     def collect(tree: Any, prefix: tuple[str, ...]) -> None:
         for keys, leaf in _leaves(tree):
             at = (*prefix, *keys)
             if isinstance(leaf, _ARRAYS):
-                found.append((".".join(at) or "value", leaf))
+                arrays.append((".".join(at) or "value", leaf))
             elif isinstance(leaf, bool) and keys and keys[-1] == _MODE:
                 modes[f"{'.'.join(at)}={leaf}"] = not leaf
             elif is_function(leaf) and id(leaf) not in seen:
@@ -258,7 +258,7 @@ def _find_arrays(roots: tuple[Any, ...], modes: dict[str, bool]) -> list[tuple[s
 
     for root in roots:
         collect(root, ())
-    return found
+    return arrays
 
 
 def _modes_in(tree: Any) -> Iterator[tuple[Any, str, bool]]:
@@ -293,12 +293,12 @@ def _trees(roots: tuple[Any, ...]) -> Iterator[Any]:
 
 def _trained_ids(tree: Any) -> set[int]:
     """Returns the ids of the arrays of a tree that are trained."""
-    found = {id(array) for array in trainables(tree).values()}
+    ids = {id(array) for array in trainables(tree).values()}
     for variables in _variables(tree):  # the other collections of Linen are not trained
         beside = [leaf for name, part in variables.items() if name != "params"
                   for _, leaf in _leaves(part)]  # fmt: skip
-        found -= {id(leaf) for leaf in beside}
-    return found
+        ids -= {id(leaf) for leaf in beside}
+    return ids
 
 
 def _variables(tree: Any) -> Iterator[Mapping[str, Any]]:
@@ -320,15 +320,16 @@ def _parts(function: Any) -> list[tuple[str, Any]]:
         return [("", function.__self__), ("", function.__func__)]
     if isinstance(function, functools.partial):
         args = [(f"args.{i}", value) for i, value in enumerate(function.args)]
-        found = [("", function.func), *args, *function.keywords.items()]
+        parts = [("", function.func), *args, *function.keywords.items()]
     else:
-        own = getattr(function, "__wrapped__", None)
+        wrapped = getattr(function, "__wrapped__", None)
         of_library = frames.is_of(function.__code__.co_filename, _LIBRARIES)
-        found = [
-            ("" if of_library or value is own else name, value) for name, value in _cells(function)
+        parts = [
+            ("" if of_library or value is wrapped else name, value)
+            for name, value in _cells(function)
         ]
-        found += [("" if is_function(value) else name, value) for name, value in _globals(function)]
-    return [(name, value) for name, value in found if _holds(value)]
+        parts += [("" if is_function(value) else name, value) for name, value in _globals(function)]
+    return [(name, value) for name, value in parts if _holds(value)]
 
 
 def _holds(value: Any) -> bool:
@@ -355,7 +356,7 @@ def _globals(function: Any, seen: set[int] | None = None) -> list[tuple[str, Any
     seen = set() if seen is None else seen
     seen.add(id(function))
     space = function.__globals__
-    found = []
+    parts = []
     for name in _global_names(function.__code__):
         value = space.get(name)
         if value is None or isinstance(value, (type, types.ModuleType, *_ARRAYS)):
@@ -363,16 +364,16 @@ def _globals(function: Any, seen: set[int] | None = None) -> list[tuple[str, Any
         if isinstance(value, types.FunctionType):
             is_near = value.__globals__ is space and id(value) not in seen
             if is_near and (_globals(value, seen) or holds_arrays(value)):
-                found.append((name, value))
+                parts.append((name, value))
         elif is_function(value):
             inner = unwrap(value)
             if inner is not None and id(inner) not in seen and (
                 holds_arrays(inner) or _globals(inner, seen)
             ):  # fmt: skip
-                found.append((name, value))
+                parts.append((name, value))
         elif holds_arrays(value):
-            found.append((name, value))
-    return found
+            parts.append((name, value))
+    return parts
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:
@@ -391,36 +392,36 @@ def _is_inexact(x: Any) -> bool:
 
 def _arrays_within(objects: list[Any]) -> list[Any]:
     """Finds the arrays in attributes of objects, recursively and through containers."""
-    found: list[Any] = []
+    arrays: list[Any] = []
     todo, seen = list(objects), set()
     while todo:
-        one = todo.pop()
-        if id(one) in seen or isinstance(one, type | types.ModuleType | str | bytes):
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, type | types.ModuleType | str | bytes):
             continue
-        seen.add(id(one))
-        if isinstance(one, _ARRAYS):
-            found.append(one)
-        elif isinstance(one, Mapping):
-            todo += one.values()
-        elif isinstance(one, list | tuple | set | frozenset):
-            todo += one
-        elif is_function(one):
-            todo += [part for _, part in _parts(one)]
+        seen.add(id(item))
+        if isinstance(item, _ARRAYS):
+            arrays.append(item)
+        elif isinstance(item, Mapping):
+            todo += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
+            todo += item
+        elif is_function(item):
+            todo += [part for _, part in _parts(item)]
         else:
-            todo += getattr(one, "__dict__", {}).values()
-            todo += [getattr(one, name, None) for name in getattr(type(one), "__slots__", ())]
-    return found
+            todo += getattr(item, "__dict__", {}).values()
+            todo += [getattr(item, name, None) for name in getattr(type(item), "__slots__", ())]
+    return arrays
 
 
 class _Filling:
     """Rebuilds objects that hold arrays around other arrays."""
 
     def __init__(
-        self, names: Mapping[int, str], known: Mapping[str, Any], train: bool | None
+        self, names: Mapping[int, str], arrays: Mapping[str, Any], train: bool | None
     ) -> None:
         self._names = names
         self._train = train
-        self._known = known
+        self._arrays = arrays
         self._cache: dict[Any, Any] = {}
         self._functions: dict[int, Any] = {}
         self._spaces: dict[int, dict[str, Any]] = {}
@@ -434,19 +435,19 @@ class _Filling:
 
     def _leaf(self, path: Any, leaf: Any) -> Any:
         if id(leaf) in self._names:
-            return self._known[self._names[id(leaf)]]
+            return self._arrays[self._names[id(leaf)]]
         if isinstance(leaf, bool):
             is_mode = self._train is not None and len(path) and str(path[-1]) == _MODE
             return not self._train if is_mode else leaf
         return self._function(leaf) if is_function(leaf) else leaf
 
     def _function(self, function: Any) -> Any:
-        found = self._functions.get(id(function))
-        if found is None:
+        filled = self._functions.get(id(function))
+        if filled is None:
             self._functions[id(function)] = function  # if it refers to itself
-            found = self._make(function) if _parts(function) else function
-            self._functions[id(function)] = found
-        return found
+            filled = self._make(function) if _parts(function) else function
+            self._functions[id(function)] = filled
+        return filled
 
     def _make(self, function: Any) -> Any:
         inner = unwrap(function)
@@ -478,14 +479,14 @@ class _Filling:
 
     def _space(self, function: Any) -> dict[str, Any]:
         """Returns the globals of a function with some of them replaced."""
-        own: dict[str, Any] = function.__globals__
-        found = _globals(function)
-        if not found:
-            return own
-        if id(own) not in self._spaces:
-            self._spaces[id(own)] = dict(own)
-        space = self._spaces[id(own)]
-        for name, value in found:
+        original: dict[str, Any] = function.__globals__
+        parts = _globals(function)
+        if not parts:
+            return original
+        if id(original) not in self._spaces:
+            self._spaces[id(original)] = dict(original)
+        space = self._spaces[id(original)]
+        for name, value in parts:
             if space[name] is value:
                 space[name] = self.tree(value)
         return space

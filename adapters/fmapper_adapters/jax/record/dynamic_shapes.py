@@ -67,8 +67,8 @@ def trace_sizes(trace: Trace, examples: Examples, dynamic_shapes: Any) -> Traced
     if dynamic_shapes is None:
         return Traced(trace(shapes))
     if isinstance(dynamic_shapes, str) and dynamic_shapes == "auto":
-        known = (getattr(dynamic_shapes, what, {}) for what in ("fixed", "names"))
-        return _auto(trace, shapes, *known)
+        options = (getattr(dynamic_shapes, what, {}) for what in ("fixed", "names"))
+        return _auto(trace, shapes, *options)
     bounds: Symbols = {}
     texts = _Texts(bounds).of(examples, dynamic_shapes)
     try:
@@ -92,7 +92,7 @@ def _trace_with_guards(
     Raises:
         ConversionError: It cannot be recorded, or the sizes do not fit the examples.
     """
-    found = Traced(None)
+    traced = Traced(None)
     while True:
         symbols = dict(bounds)
         symbolic, scope = _symbolic(shapes, texts, symbols)
@@ -100,7 +100,7 @@ def _trace_with_guards(
         questions = _guards.Questions(scope, sizes, deep=deep)
         try:
             with questions, _functions_take_sizes():
-                found.jaxpr = trace(symbolic)
+                traced.jaxpr = trace(symbolic)
         except ConversionError:
             if (
                 not questions.fixed_sizes()
@@ -108,13 +108,13 @@ def _trace_with_guards(
                 raise
         fixed = questions.fixed_sizes()
         if not fixed:
-            found.symbols, found.guards = symbols, questions.guards()
-            return found
+            traced.symbols, traced.guards = symbols, questions.guards()
+            return traced
         for name, (value, question) in fixed.items():
             bounds.pop(name, None)
             why = re.sub(rf"\b{name}\b", "it", question) if _MADE.fullmatch(name) else question
             for i, struct in enumerate(symbolic):
-                found.fixed += [
+                traced.fixed += [
                     (i, d, why if isinstance(value, int) else f"it is {value}: {why}")
                     for d, size in enumerate(struct.shape) if str(size) == name
                 ]  # fmt: skip
@@ -198,10 +198,10 @@ def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> dict[str,
             )
     for size, n in pairs:
         if size_of(str(size), sizes) != n:
-            known = ", ".join(f"{name} is {value}" for name, value in sizes.items())
+            assumed = ", ".join(f"{name} is {value}" for name, value in sizes.items())
             raise ConversionError(
                 f"dynamic_shapes: a size of the examples is {n}, but it should be {size}, and "
-                f"{known}"
+                f"{assumed}"
             )
     return sizes
 
@@ -212,17 +212,17 @@ def _symbolic(shapes: list[Any], texts: list[str | None], bounds: Symbols) -> tu
     limits += [f"{name} <= {high}" for name, (_, high) in bounds.items() if high is not None]
     try:
         scope = export.SymbolicScope(limits)
-        found = [
+        structs = [
             shape if text is None else export.symbolic_args_specs(shape, text, scope=scope)
             for shape, text in zip(shapes, texts, strict=True)
         ]
     except ValueError as error:
         raise ConversionError(f"dynamic_shapes: {_first_line(error)}") from error
-    for struct in found:
+    for struct in structs:
         for size in struct.shape:
             for name in names_in(size) if export.is_symbolic_dim(size) else ():
                 bounds.setdefault(name, (None, None))
-    return found, scope
+    return structs, scope
 
 
 class _Texts:
@@ -238,43 +238,43 @@ class _Texts:
         self._arrays = [None if fixed else next(rest) for fixed in static]
         self._next = 0
         positional, named = spec.children
-        found: list[str | None] = []
+        texts: list[str | None] = []
         taken = set()
         for i, child in enumerate(positional.children):
-            own = None
+            inner = None
             if isinstance(given, Mapping):
                 key = names[i] if i < len(names) else i
                 taken.add(key)
-                own = given.get(key)
+                inner = given.get(key)
             elif isinstance(given, str):
-                own = given
+                inner = given
             elif i < len(given):
-                own = given[i]
-            found += self._below(child, own)
+                inner = given[i]
+            texts += self._below(child, inner)
         for key, child in zip(named.keys, named.children, strict=True):
             taken.add(key)
-            found += self._below(child, given.get(key) if isinstance(given, Mapping) else None)
+            texts += self._below(child, given.get(key) if isinstance(given, Mapping) else None)
         if isinstance(given, Mapping) and set(given) - taken:
             unknown = ", ".join(map(str, sorted(set(given) - taken, key=str)))
             raise ConversionError(
                 f"dynamic_shapes: {unknown} is not an input; there are {', '.join(map(str, taken))}"
             )
-        return [text for text, fixed in zip(found, static, strict=True) if not fixed]
+        return [text for text, fixed in zip(texts, static, strict=True) if not fixed]
 
     def _below(self, spec: Any, given: Any) -> list[str | None]:
         if spec.kind == "leaf":
             array = self._arrays[self._next]
             self._next += 1
             return [None if array is None else self._text(given, array)]
-        found: list[str | None] = []
+        texts: list[str | None] = []
         for i, child in enumerate(spec.children):
-            own = given
+            inner = given
             if isinstance(given, Mapping):
-                own = given.get(spec.keys[i] if spec.keys else i)
+                inner = given.get(spec.keys[i] if spec.keys else i)
             elif isinstance(given, tuple | list):
-                own = given[i]
-            found += self._below(child, own)
-        return found
+                inner = given[i]
+            texts += self._below(child, inner)
+        return texts
 
     def _text(self, given: Any, array: Any) -> str | None:
         if given is None or isinstance(given, str):
@@ -322,7 +322,7 @@ def _finite(high: Any) -> int | None:
 # --- auto -----------------------------------------------------------------------------------------
 
 
-def _auto(trace: Trace, shapes: list[Any], known: Places, said: Places) -> Traced:
+def _auto(trace: Trace, shapes: list[Any], decided: Places, said: Places) -> Traced:
     """Makes every size vary that can: all at once, else one by one, first dimensions first.
 
     If the code requires it, a size that two inputs have in common is one size.
@@ -330,36 +330,36 @@ def _auto(trace: Trace, shapes: list[Any], known: Places, said: Places) -> Trace
     Args:
         trace: Returns the jaxpr for shapes.
         shapes: The shapes of the examples.
-        known: Dimensions that cannot vary -> the reason; empty if it was reported before.
+        decided: Dimensions that cannot vary -> the reason; empty if it was reported before.
         said: Names of dimensions to try first, from another recording.
     """
     fixed = trace(shapes)  # first reports what is wrong with the examples themselves
-    told = [(i, d, why) for (i, d), why in known.items() if why]
+    reasons = [(i, d, why) for (i, d), why in decided.items() if why]
     places = [(i, d) for i, s in enumerate(shapes) for d, n in enumerate(s.shape)
-              if n > 1 and (i, d) not in known]  # fmt: skip
+              if n > 1 and (i, d) not in decided]  # fmt: skip
     places.sort(key=lambda place: place[1])
     if not places:
-        return Traced(fixed, fixed=told)
-    own = {place: _letter(i) for i, place in enumerate(places)}
+        return Traced(fixed, fixed=reasons)
+    distinct = {place: _letter(i) for i, place in enumerate(places)}
     sizes = {n: _letter(i) for i, n in enumerate(dict.fromkeys(
         shapes[i].shape[d] for i, d in places))}  # fmt: skip
     shared = {place: sizes[shapes[place[0]].shape[place[1]]] for place in places}
-    for names in (said, own, shared):
+    for names in (said, distinct, shared):
         if not names:
             continue
         try:
-            found = _try_dims(trace, shapes, names, deep=names is said)
+            traced = _try_dims(trace, shapes, names, deep=names is said)
         except ConversionError:  # the code fixes one of them
             continue
-        found.fixed += told
-        return found
+        traced.fixed += reasons
+        return traced
     best = Traced(fixed)
     kept: dict[tuple[int, int], str] = {}
     for place in places:
         if place in kept:
             continue
-        alone = {place: own[place]}
-        group = {p: own[place] for p in places if shared[p] == shared[place] and p not in kept}
+        alone = {place: distinct[place]}
+        group = {p: distinct[place] for p in places if shared[p] == shared[place] and p not in kept}
         first = {p: name for p, name in group.items() if p[1] == place[1]}
         reason = ""
         for added, deep in ((alone, False), (first, False), (group, False), (alone, True)):
@@ -371,8 +371,8 @@ def _auto(trace: Trace, shapes: list[Any], known: Places, said: Places) -> Trace
                 kept = {**kept, **added}
                 break
         else:
-            told.append((*place, reason))
-    best.fixed += told
+            reasons.append((*place, reason))
+    best.fixed += reasons
     return best
 
 

@@ -76,11 +76,19 @@ def called_name(frame: FrameType) -> str | None:
     Returns:
         The name, empty where it has none; None if the frame does something else.
     """
-    done = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
+    done = [
+        instruction
+        for instruction in dis.get_instructions(frame.f_code)
+        if instruction.offset <= frame.f_lasti
+    ]
     if not done or "CALL" not in done[-1].opname:
         return None
     start = _start(done[-1])
-    names = [one.argval for one in done[:-1] if one.opname in _LOADS and _start(one) == start]
+    names = [
+        instruction.argval
+        for instruction in done[:-1]
+        if instruction.opname in _LOADS and _start(instruction) == start
+    ]
     return str(names[-1]) if names else ""
 
 
@@ -131,7 +139,7 @@ class _Monitored:
         """Begins to watch if a tool id is free."""
         monitoring, events = self._monitoring, self._monitoring.events
         self._thread = threading.get_ident()
-        self._tool = next((one for one in _TOOLS if monitoring.get_tool(one) is None), None)
+        self._tool = next((tool for tool in _TOOLS if monitoring.get_tool(tool) is None), None)
         if self._tool is not None:
             monitoring.use_tool_id(self._tool, "fmapper")
             monitoring.register_callback(self._tool, events.PY_START, self._start)
@@ -184,11 +192,11 @@ class _Traced:
             sys.settrace(None)
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        known = self._calls.get(id(frame.f_code))
-        if known is None:
+        entry = self._calls.get(id(frame.f_code))
+        if entry is None:
             calls = _type_calls(frame.f_code) if self._watches(frame) else {}
-            known = self._calls[id(frame.f_code)] = frame.f_code, calls
-        if not known[1]:
+            entry = self._calls[id(frame.f_code)] = frame.f_code, calls
+        if not entry[1]:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._instruction
@@ -196,8 +204,8 @@ class _Traced:
     def _instruction(self, frame: FrameType, event: str, argument: Any) -> Any:
         steps = self._calls[id(frame.f_code)][1].get(frame.f_lasti) if event == "opcode" else None
         if steps is not None:
-            for found in _follow(steps, frame):
-                self._tell(found, frame)
+            for value in _follow(steps, frame):
+                self._tell(value, frame)
         return self._instruction
 
 
@@ -209,21 +217,21 @@ def _type_calls(code: CodeType) -> dict[int, list[Any]]:
     """Returns the offsets of calls `type(x)` in code, with the instructions that evaluate `x`."""
     if "type" not in code.co_names:
         return {}
-    found: dict[int, list[Any]] = {}
+    calls: dict[int, list[Any]] = {}
     steps: list[Any] | None = None
-    for one in dis.get_instructions(code):
-        name = one.opname
-        if name in ("LOAD_GLOBAL", "LOAD_NAME") and one.argval == "type":
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if name in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval == "type":
             steps = []
         elif steps is None or name in _FILLERS:
             continue
         elif name in _NAMES or (name == "LOAD_ATTR" and steps) or name == "BINARY_SUBSCR":
-            steps.append((name, one.argval))
+            steps.append((name, instruction.argval))
         else:
-            if name == "CALL" and one.arg == 1 and steps:
-                found[one.offset] = steps
+            if name == "CALL" and instruction.arg == 1 and steps:
+                calls[instruction.offset] = steps
             steps = None
-    return found
+    return calls
 
 
 def _follow(steps: list[Any], frame: FrameType) -> list[Any]:
@@ -260,10 +268,10 @@ _METHODS: weakref.WeakKeyDictionary[type, tuple[tuple[type, str], ...]] = (
 
 def methods_of(cls: type) -> tuple[tuple[type, str], ...]:
     """Returns the methods that count as calls of a part: `__call__`, all of users' classes."""
-    known = _METHODS.get(cls)
-    if known is None:
-        known = _METHODS[cls] = tuple(_find_methods(cls))
-    return known
+    methods = _METHODS.get(cls)
+    if methods is None:
+        methods = _METHODS[cls] = tuple(_find_methods(cls))
+    return methods
 
 
 def _find_methods(cls: type) -> Iterator[tuple[type, str]]:

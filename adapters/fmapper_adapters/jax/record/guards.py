@@ -119,56 +119,58 @@ class Questions:
 
     def guards(self) -> tuple[Guard, ...]:
         """Returns the guards: conditions on the sizes of a call."""
-        return tuple(guard for part, known in self._ranges.items() for guard in known.guards(part))
+        return tuple(
+            guard for part, limits in self._ranges.items() for guard in limits.guards(part)
+        )
 
     def fixed_sizes(self) -> dict[str, tuple[int | str, str]]:
         """Returns sizes that guards have fixed to a value or another size, with the question."""
-        found: dict[str, tuple[int | str, str]] = {}
-        for part, known in self._ranges.items():
-            if known.only is None:
+        fixed: dict[str, tuple[int | str, str]] = {}
+        for part, limits in self._ranges.items():
+            if limits.only is None:
                 continue
-            value, question = known.only
+            value, question = limits.only
             match sorted(Polynomial.read(part).items(), key=operator.itemgetter(1)):
                 case [((name,), factor)] if name.isidentifier():
-                    found.setdefault(name, (value // factor, question))
-                case [((name,), -1), ((other,), 1)] if value == 0 and other not in found:
-                    found.setdefault(name, (other, question))
-        return found
+                    fixed.setdefault(name, (value // factor, question))
+                case [((name,), -1), ((other,), 1)] if value == 0 and other not in fixed:
+                    fixed.setdefault(name, (other, question))
+        return fixed
 
     # --- answers ---
 
-    def equal(self, one: Any, other: Any) -> Any:
-        """Answers `one == other`."""
+    def equal(self, size: Any, other: Any) -> Any:
+        """Answers `size == other`."""
         frame = self._user()
         if frame is None and sys._getframe(2).f_code.co_name in _BRANCHES:
             frame = self._user(beyond=True)
         if frame is None:
-            found = _ORIGINAL["__eq__"](one, other)
-            return found or (self._deep and self._is_equal_in_depth(one, other))
+            answer = _ORIGINAL["__eq__"](size, other)
+            return answer or (self._deep and self._is_equal_in_depth(size, other))
         if isinstance(other, np.ndarray):
-            return _each(lambda value: self._equals(one, value, frame), other)
-        return self._equals(one, other, frame)
+            return _each(lambda value: self._equals(size, value, frame), other)
+        return self._equals(size, other, frame)
 
-    def _equals(self, one: Any, other: Any, frame: Any) -> Any:
+    def _equals(self, size: Any, other: Any, frame: Any) -> Any:
         number = _as_size(other)
         if number is None:
             return NotImplemented
         if isinstance(number, float):  # no integer
             return False
-        return self._equal(one - number, f"{one} == {other}", frame)
+        return self._equal(size - number, f"{size} == {other}", frame)
 
-    def at_least(self, one: Any, other: Any, relation: str) -> Any:
-        """Answers `one >= other`, or another relation: `>`, `<` or `<=`."""
+    def at_least(self, size: Any, other: Any, relation: str) -> Any:
+        """Answers `size >= other`, or another relation: `>`, `<` or `<=`."""
         frame = self._user()
         if frame is None and not self._deep:
-            answer = _ORIGINAL[_METHODS[relation]](one, other)
-            self._need_no_zero(one, other, relation, answer)
+            answer = _ORIGINAL[_METHODS[relation]](size, other)
+            self._need_no_zero(size, other, relation, answer)
             return answer
         if isinstance(other, np.ndarray):
-            return _each(lambda value: self._compare(one, value, relation, frame), other)
-        return self._compare(one, other, relation, frame)
+            return _each(lambda value: self._compare(size, value, relation, frame), other)
+        return self._compare(size, other, relation, frame)
 
-    def _compare(self, one: Any, other: Any, relation: str, frame: Any) -> Any:
+    def _compare(self, size: Any, other: Any, relation: str, frame: Any) -> Any:
         number = _as_size(other)
         if number is None:
             return NotImplemented
@@ -177,82 +179,82 @@ class Questions:
                 return _RELATIONS[relation](0, number)
             number = math.floor(number) if relation in (">", "<=") else math.ceil(number)
         try:
-            answer = _ORIGINAL[_METHODS[relation]](one, number)
+            answer = _ORIGINAL[_METHODS[relation]](size, number)
         except _INCONCLUSIVE:
-            question = f"{one} {relation} {other}"
-            above = one - number if relation in (">=", "<") else number - one
+            question = f"{size} {relation} {other}"
+            above = size - number if relation in (">=", "<") else number - size
             answer = self._is_positive_or_zero(above, question, frame)
             return answer if relation in (">=", "<=") else not answer
-        self._need_no_zero(one, number, relation, answer)
+        self._need_no_zero(size, number, relation, answer)
         return answer
 
-    def larger(self, one: Any, other: Any, method: str) -> Any:
-        """Answers `max(one, other)` or `min(one, other)`: one of them if that is decided."""
-        difference = one - other
-        found = _ORIGINAL[method](one, other)
-        if not self._deep or found is one or found is other or not isinstance(found, _Symbol):
-            return found
-        is_one = self._value(difference) >= 0
+    def larger(self, size: Any, other: Any, method: str) -> Any:
+        """Answers `max(size, other)` or `min(size, other)`: one of them if that is decided."""
+        difference = size - other
+        result = _ORIGINAL[method](size, other)
+        if not self._deep or result is size or result is other or not isinstance(result, _Symbol):
+            return result
+        takes_size = self._value(difference) >= 0
         frame = self._user(beyond=True)
-        if is_one:
-            self._is_positive_or_zero(difference, f"{one} >= {other}", frame)
+        if takes_size:
+            self._is_positive_or_zero(difference, f"{size} >= {other}", frame)
         else:
-            self._is_positive_or_zero(-difference, f"{other} >= {one}", frame)
-        return one if is_one == method.endswith("max") else other
+            self._is_positive_or_zero(-difference, f"{other} >= {size}", frame)
+        return size if takes_size == method.endswith("max") else other
 
-    def hash_of(self, one: Any) -> int:
-        """Answers `hash(one)`, which fixes the size for a lookup."""
+    def hash_of(self, size: Any) -> int:
+        """Answers `hash(size)`, which fixes the size for a lookup."""
         frame = self._user()
         if frame is None or _name(frame) in _FOR_JAX or not _looks_up(frame):
-            found: int = _ORIGINAL["__hash__"](one)
-            return found
-        return hash(self._fix(one, f"{one} is looked up", frame))
+            result: int = _ORIGINAL["__hash__"](size)
+            return result
+        return hash(self._fix(size, f"{size} is looked up", frame))
 
-    def truth(self, one: Any) -> bool:
-        """Answers `bool(one)`."""
+    def truth(self, size: Any) -> bool:
+        """Answers `bool(size)`."""
         frame = self._user()
-        return frame is None or not self._equal(one, f"{one} == 0", frame)
+        return frame is None or not self._equal(size, f"{size} == 0", frame)
 
-    def number(self, one: Any, original: Callable[[Any], int]) -> int:
-        """Answers `int(one)`, or another use as a number."""
+    def number(self, size: Any, original: Callable[[Any], int]) -> int:
+        """Answers `int(size)`, or another use as a number."""
         frame = self._user()
         if frame is None and sys._getframe(2).f_code.co_name in _ITERATIONS:
             frame = self._user(beyond=True)
         if frame is None:
-            return original(one)
-        return self._fix(one, f"{one} is used as a number", frame)
+            return original(size)
+        return self._fix(size, f"{size} is used as a number", frame)
 
-    def text(self, one: Any, method: str) -> str:
+    def text(self, size: Any, method: str) -> str:
         """Writes a size as text, for example for a name that contains it."""
         frame = self._user()
         if frame is None or _name(frame) in _FOR_JAX or called_name(frame) in _SHOWS:
-            found: str = _ORIGINAL[method](one)
-            return found
-        return str(self._fix(one, f"{one} is written as text", frame))
+            result: str = _ORIGINAL[method](size)
+            return result
+        return str(self._fix(size, f"{size} is written as text", frame))
 
-    def write(self, one: Any, form: str) -> str:
+    def write(self, size: Any, form: str) -> str:
         """Writes a size in a format, as in `f"{n:03d}"`."""
         frame = self._user()
-        return format(one if frame is None else self._fix(one, f"{one} is written", frame), form)
+        return format(size if frame is None else self._fix(size, f"{size} is written", frame), form)
 
-    def quotient(self, method: str, one: Any, other: Any) -> Any:
+    def quotient(self, method: str, size: Any, other: Any) -> Any:
         """Divides sizes for Python, where a division by zero is an error.
 
         Raises:
             ZeroDivisionError: The size is 0 for the examples.
         """
         frame = self._user()
-        divisor = one if method.startswith("__r") else other
+        divisor = size if method.startswith("__r") else other
         is_asked = isinstance(divisor, _Symbol) and frame is not None
         if is_asked and self._equal(divisor, f"{divisor} == 0", frame):
             raise ZeroDivisionError("integer division or modulo by zero")
-        return self._number_or(method, one, other, frame)
+        return self._number_or(method, size, other, frame)
 
-    def arithmetic(self, method: str, one: Any, other: Any) -> Any:
+    def arithmetic(self, method: str, size: Any, other: Any) -> Any:
         """Adds, multiplies or raises to a power; repeats a sequence."""
-        return self._number_or(method, one, other, self._user())
+        return self._number_or(method, size, other, self._user())
 
-    def _number_or(self, method: str, one: Any, other: Any, frame: Any) -> Any:
+    def _number_or(self, method: str, size: Any, other: Any, frame: Any) -> Any:
         """Returns JAX's result for a size and `other`, or a number if that fails.
 
         JAX makes an array of anything that is not an integer. If that fails, as in
@@ -261,117 +263,117 @@ class Questions:
         repeats = isinstance(other, list | tuple) and method in ("__mul__", "__rmul__")
         if repeats and (self._deep or frame is not None):
             frame = frame or self._user(beyond=True)  # JAX repeats for a loop over rows
-            return other * self._fix(one, f"{one} is a number of repetitions", frame)
+            return other * self._fix(size, f"{size} is a number of repetitions", frame)
         broken = isinstance(other, float) or method in ("__truediv__", "__rtruediv__")
         if not (self._deep and broken and frame is not None):
-            return _ORIGINAL[method](one, other)
+            return _ORIGINAL[method](size, other)
         if isinstance(other, _Symbol):
             other = self._fix(other, f"{other} is used as a number", frame)
         elif not isinstance(other, int | float):
-            return _ORIGINAL[method](one, other)
-        return getattr(float(self._fix(one, f"{one} is used as a number", frame)), method)(other)
+            return _ORIGINAL[method](size, other)
+        return getattr(float(self._fix(size, f"{size} is used as a number", frame)), method)(other)
 
-    def absolute(self, one: Any) -> Any:
-        """Answers `abs(one)`."""
-        is_positive = self._is_positive_or_zero(one, f"{one} >= 0", self._user())
-        return one if is_positive else -one
+    def absolute(self, size: Any) -> Any:
+        """Answers `abs(size)`."""
+        is_positive = self._is_positive_or_zero(size, f"{size} >= 0", self._user())
+        return size if is_positive else -size
 
-    def as_integer(self, method: str, one: Any, *arguments: Any) -> Any:
-        """Calls a method of integers that symbols do not have, as in `one & 1`.
+    def as_integer(self, method: str, size: Any, *arguments: Any) -> Any:
+        """Calls a method of integers that symbols do not have, as in `size & 1`.
 
         Raises:
             AttributeError: JAX asks, which handles symbols without the method.
         """
         frame = self._user()
         if frame is None and not self._deep:
-            raise AttributeError(f"{type(one).__name__!r} object has no attribute {method!r}")
+            raise AttributeError(f"{type(size).__name__!r} object has no attribute {method!r}")
         numbers = [
             self._fix(number, f"{number} is used as a number", frame)
             if isinstance(number, _Symbol) else number
-            for number in (one, *arguments)
+            for number in (size, *arguments)
         ]  # fmt: skip
         of_numpy = not hasattr(int, method)
         return (
             getattr(np, method)(*numbers) if of_numpy else getattr(numbers[0], method)(*numbers[1:])
         )
 
-    def class_of(self, one: Any) -> type:
+    def class_of(self, size: Any) -> type:
         """Returns the class that `isinstance` sees: code of users knows sizes as integers."""
         frame = self._user()
-        return type(one) if frame is None or _name(frame) in _FOR_JAX else int
+        return type(size) if frame is None or _name(frame) in _FOR_JAX else int
 
-    def _type_of(self, one: Any, frame: FrameType) -> None:
+    def _type_of(self, size: Any, frame: FrameType) -> None:
         """Fixes a size whose class is requested: only a number has the class `int`."""
-        if isinstance(one, _Symbol) and _name(frame) not in _FOR_JAX:
-            self._fix(one, f"type({one}) is asked for", frame)
+        if isinstance(size, _Symbol) and _name(frame) not in _FOR_JAX:
+            self._fix(size, f"type({size}) is asked for", frame)
 
     # --- the expressions ---
 
     def _value(self, expression: Any) -> int:
         if not isinstance(expression, _Symbol):
             return int(expression)
-        found: Any = size_of(str(expression), self._sizes)
-        return int(found)
+        value: Any = size_of(str(expression), self._sizes)
+        return int(value)
 
     def _equal(self, difference: Any, question: str, frame: Any) -> bool:
         if not isinstance(difference, _Symbol):
             return bool(difference == 0)
         answer = self._value(difference) == 0
         part, sign, rest = _parts(difference)
-        known = self._ranges.setdefault(part, _Range())
-        told = _describe_question(question, frame)
+        limits = self._ranges.setdefault(part, _Range())
+        reason = _describe_question(question, frame)
         if answer:
-            known.at_least(-sign * rest, told)
-            known.at_most(-sign * rest, told)
+            limits.at_least(-sign * rest, reason)
+            limits.at_most(-sign * rest, reason)
         else:
-            known.excluded.setdefault(-sign * rest, told)
+            limits.excluded.setdefault(-sign * rest, reason)
         return answer
 
-    def _is_equal_in_depth(self, one: Any, other: Any) -> bool:
+    def _is_equal_in_depth(self, size: Any, other: Any) -> bool:
         """Returns whether two sizes are equal for the examples, without fixing either of them."""
         number = _as_size(other)
-        difference = None if number is None or isinstance(number, float) else one - number
+        difference = None if number is None or isinstance(number, float) else size - number
         if not isinstance(difference, _Symbol) or self._value(difference) != 0:
             return False
         part, _, _ = _parts(difference)
         if "(" not in part:
             return False
-        return self._equal(difference, f"{one} == {other}", self._user(beyond=True))
+        return self._equal(difference, f"{size} == {other}", self._user(beyond=True))
 
     def _is_positive_or_zero(self, difference: Any, question: str, frame: Any) -> bool:
         answer = self._value(difference) >= 0
         part, sign, rest = _parts(difference)
-        known = self._ranges.setdefault(part, _Range())
-        told = _describe_question(question, frame or self._user(beyond=True))
+        limits = self._ranges.setdefault(part, _Range())
+        reason = _describe_question(question, frame or self._user(beyond=True))
         if answer == (sign > 0):
-            known.at_least(-rest if answer else rest + 1, told)
+            limits.at_least(-rest if answer else rest + 1, reason)
         else:
-            known.at_most(rest if answer else -rest - 1, told)
+            limits.at_most(rest if answer else -rest - 1, reason)
         return answer
 
-    def _need_no_zero(self, one: Any, other: Any, relation: str, answer: Any) -> None:
+    def _need_no_zero(self, size: Any, other: Any, relation: str, answer: Any) -> None:
         """Guards against a size of zero if that would change the answer.
 
         JAX assumes that sizes are not zero.
         """
-        difference = one - other
+        difference = size - other
         if answer is NotImplemented or not isinstance(difference, _Symbol):
             return
         for name in names_in(difference):
             value = size_of(str(difference), {**self._sizes, name: 0})
             if value is not None and _RELATIONS[relation](value, 0) != answer:
-                known = self._ranges.setdefault(name, _Range())
-                if known.low is None or known.low[0] < 1:
+                limits = self._ranges.setdefault(name, _Range())
+                if limits.low is None or limits.low[0] < 1:
                     frame = self._user(beyond=True)
-                    known.at_least(1, _describe_question(f"{one} {relation} {other}", frame))
+                    limits.at_least(1, _describe_question(f"{size} {relation} {other}", frame))
 
-    def _fix(self, one: Any, question: str, frame: Any) -> int:
-        part, sign, rest = _parts(one)
-        value = self._value(one)
-        known = self._ranges.setdefault(part, _Range())
-        told = _describe_question(question, frame)
-        known.at_least(sign * (value - rest), told)
-        known.at_most(sign * (value - rest), told)
+    def _fix(self, size: Any, question: str, frame: Any) -> int:
+        part, sign, rest = _parts(size)
+        value = self._value(size)
+        limits = self._ranges.setdefault(part, _Range())
+        reason = _describe_question(question, frame)
+        limits.at_least(sign * (value - rest), reason)
+        limits.at_most(sign * (value - rest), reason)
         return value
 
     def _user(self, *, beyond: bool = False) -> FrameType | None:

@@ -66,8 +66,8 @@ class Reader:
     def root(self, closed: Any, names: Sequence[str]) -> Graph:
         """Makes the graph of a closed jaxpr, whose inputs are `names`, then the constants."""
         body = _Body(self, self.constant, _ORDER)
-        found = body.graph(closed.jaxpr, names, closed.consts)
-        return Graph((*names, *self.constants), found.calls, found.outputs)
+        graph = body.graph(closed.jaxpr, names, closed.consts)
+        return Graph((*names, *self.constants), graph.calls, graph.outputs)
 
     def inner(
         self, closed: Any, order: int | None, names: Sequence[str] = ()
@@ -81,17 +81,17 @@ class Reader:
         held: list[Any] = []
 
         def constant(array: Any) -> str:
-            for i, known in enumerate(held):
-                if known is array:
+            for i, other in enumerate(held):
+                if other is array:
                     return f"held_{i}"
             held.append(array)
             return f"held_{len(held) - 1}"
 
         body = _Body(self, constant, order)
-        found = body.graph(jaxpr, names, getattr(closed, "consts", ()))
+        graph = body.graph(jaxpr, names, getattr(closed, "consts", ()))
         kinds = (*(plain.kind(a) for a in held), *(plain.kind(v.aval) for v in jaxpr.invars))
         inputs = (*(f"held_{i}" for i in range(len(held))), *names)
-        return Graph(inputs, found.calls, found.outputs, kinds), held
+        return Graph(inputs, graph.calls, graph.outputs, kinds), held
 
     def function(
         self, function: custom_derivatives.Function, order: int
@@ -122,8 +122,8 @@ class Reader:
 
     def constant(self, array: Any) -> str:
         """Returns the name of an array that the code of the outermost graph holds."""
-        for name, known in self._found.items():
-            if known is array:
+        for name, other in self._found.items():
+            if other is array:
                 return name
         name = f"constant_{len(self.constants)}"
         self._found[name] = array
@@ -162,8 +162,8 @@ class _Body:
             if plain.has_derivatives(plain.kind(var.aval)):
                 self._differentiable.add(name)
         outputs = self._read(jaxpr, env, "", "")
-        found = Graph(tuple(names), self._calls, outputs)
-        return keep_results_of_parts(found, [] if self._parts is None else self._parts.parts())
+        graph = Graph(tuple(names), self._calls, outputs)
+        return keep_results_of_parts(graph, [] if self._parts is None else self._parts.parts())
 
     def _read(self, jaxpr: Any, env: dict[Any, Any], path: str, source: str) -> tuple[Any, ...]:
         for eqn in jaxpr.eqns:
@@ -229,7 +229,7 @@ class _Body:
         if name == "scan" and self._parts is not None and self._reader.stacks is not None:
             rows = self._reader.stacks.find(eqn, args, self._name, self._parts.own_names)
             if rows is not None:
-                names = [row.name for known in rows if known for row in known]
+                names = [row.name for stack in rows if stack for row in stack]
                 self._taken.update(names)
                 self._differentiable.update(names)
 
@@ -402,8 +402,8 @@ class _Body:
         """
         arrays = {id(graph): [self._array(a) for a in given] for graph, given in held}
         if name == "scan":
-            own = arrays[id(kwargs["jaxpr"])]
-            return [*own, *args], {**kwargs, "num_consts": kwargs["num_consts"] + len(own)}
+            consts = arrays[id(kwargs["jaxpr"])]
+            return [*consts, *args], {**kwargs, "num_consts": kwargs["num_consts"] + len(consts)}
         if name == "while":
             split = kwargs["cond_nconsts"]
             cond = arrays[id(kwargs["cond_jaxpr"])]

@@ -99,8 +99,8 @@ def _with_signature(function: Any) -> Callable[..., Any] | None:
         inspect.signature(function)
     except (TypeError, ValueError):
         return None
-    found: Callable[..., Any] = function
-    return found
+    result: Callable[..., Any] = function
+    return result
 
 
 def of_callable(model: Any, *, train: bool | None) -> Source:
@@ -111,26 +111,26 @@ def of_callable(model: Any, *, train: bool | None) -> Source:
     """
     function, skipped = _function(model)
     roots = _roots(model)
-    own: dict[str, Any] = {}
+    state_arrays: dict[str, Any] = {}
     if states.is_stateful(model):
         held_state = states.HeldState(*model)
         place = states.parameter_at(*_function(model[0]))
-        own = held_state.arrays
-        roots = (*roots, own)
+        state_arrays = held_state.arrays
+        roots = (*roots, state_arrays)
     held = Lifted(*roots)
     if train and any(held.modes.values()):
         train = None  # in a model that trains already, submodules keep their modes
     changed: dict[str, None] = {}
 
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
-        known = {**params, **buffers}
-        filled = held.fill(known, train=train)
+        values = {**params, **buffers}
+        filled = held.fill(values, train=train)
 
         def run() -> tuple[Any, dict[str, Any]]:
             after = filled
-            functions = parts.watch_functions(filled[0], known.values())
+            functions = parts.watch_functions(filled[0], values.values())
             with parts.watch(lambda: closure.objects_at(*filled)), functions:
-                if own:
+                if state_arrays:
                     state = held_state.state(filled[1])
                     output, state = states.call_with_state(filled[0], place, state, args, kwargs)
                     if state is not None:
@@ -139,15 +139,15 @@ def of_callable(model: Any, *, train: bool | None) -> Source:
                     output = filled[0](filled[1], *args, **kwargs)
                 else:
                     output = filled[0](*args, **kwargs)
-            return output, held.changes(after, known)
+            return output, held.changes(after, values)
 
         return call_and_restore(filled, run, {*held.arrays, *held.aliases}, changed)
 
     arrays = held.arrays
     return Source(
         call,
-        {n: x for n, x in arrays.items() if n in held.trained - own.keys()},
-        {n: x for n, x in arrays.items() if n not in held.trained - own.keys()},
+        {n: x for n, x in arrays.items() if n in held.trained - state_arrays.keys()},
+        {n: x for n, x in arrays.items() if n not in held.trained - state_arrays.keys()},
         held.aliases,
         function=function,
         skipped=skipped,
@@ -249,12 +249,12 @@ def _source_of_model(model: Any) -> Source:
         changed = {name: after[name] for name in before if after[name] is not before[name]}
         return outcome.output, changed
 
-    found = Source(call, dict(model.params), dict(model.buffers), name=model.program.name)
-    found.aliases = dict(model.aliases)
-    found.frozen = model.program.frozen
-    found.transient = model.program.transient
-    found.variable_types = dict(model.program.variable_types)
-    found.signature = model.program.signature
-    if takes_key and model.is_random and found.signature:
-        found.signature = (*found.signature, Parameter("key", "keyword"))
-    return found
+    source = Source(call, dict(model.params), dict(model.buffers), name=model.program.name)
+    source.aliases = dict(model.aliases)
+    source.frozen = model.program.frozen
+    source.transient = model.program.transient
+    source.variable_types = dict(model.program.variable_types)
+    source.signature = model.program.signature
+    if takes_key and model.is_random and source.signature:
+        source.signature = (*source.signature, Parameter("key", "keyword"))
+    return source

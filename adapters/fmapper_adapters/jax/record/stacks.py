@@ -68,26 +68,26 @@ class Stacks:
         first = sum(operands(eqn))
         if not isinstance(length, int) or not 0 < length <= _MOST:
             return None
-        own = {
-            one.name
-            for one in args[first:]
-            if isinstance(one, Ref) and one.name in self.targets and one.name not in self._kept
+        labels = {
+            arg.name
+            for arg in args[first:]
+            if isinstance(arg, Ref) and arg.name in self.targets and arg.name not in self._kept
         }
         others = [
             var.aval
-            for one, var in zip(args[first:], eqn.invars[first:], strict=True)
-            if not (isinstance(one, Ref) and one.name in own)
+            for arg, var in zip(args[first:], eqn.invars[first:], strict=True)
+            if not (isinstance(arg, Ref) and arg.name in labels)
         ]
         marks = _marks(eqn.params["jaxpr"].jaxpr)
-        if not own or not (marks or not any(map(_is_float, others))):
+        if not labels or not (marks or not any(map(_is_float, others))):
             return None
         called = [names for mark in marks if (names := own_names(mark))]
-        prefix = _common_path(_with_paths([self.targets[one] for one in own], called))
+        prefix = _common_path(_with_paths([self.targets[label] for label in labels], called))
         return [
-            self._take_apart(one.name, prefix, length, name)
-            if at >= first and isinstance(one, Ref) and one.name in own
+            self._take_apart(arg.name, prefix, length, name)
+            if at >= first and isinstance(arg, Ref) and arg.name in labels
             else None
-            for at, one in enumerate(args)
+            for at, arg in enumerate(args)
         ]
 
     def find_shared(self, graph: Graph, count: int, changed: Sequence[str]) -> set[str]:
@@ -102,7 +102,7 @@ class Stacks:
         for call in graph.calls:
             used.update(refs_in((call.args, call.kwargs)))
         for name, value in zip(changed, graph.outputs[count:], strict=True):
-            label = next((one for one in self.rows if self.targets[one] == name), "")
+            label = next((row for row in self.rows if self.targets[row] == name), "")
             if label and value != Ref(label):
                 used.add(label)
         return used & self.rows.keys()
@@ -125,13 +125,13 @@ def _is_float(aval: Any) -> bool:
 
 def _marks(jaxpr: Any) -> list[int]:
     """Returns the calls of parts marked in a jaxpr, in order."""
-    found: list[int] = []
+    marks: list[int] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == parts.mark.name:
-            found.append(eqn.params["part"])
+            marks.append(eqn.params["part"])
         for inner in loops.inner_of(eqn):
-            found += _marks(inner)
-    return found
+            marks += _marks(inner)
+    return marks
 
 
 def _with_paths(arrays: Sequence[str], called: Iterable[Sequence[str]]) -> list[str]:
@@ -141,14 +141,14 @@ def _with_paths(arrays: Sequence[str], called: Iterable[Sequence[str]]) -> list[
         >>> _with_paths(["mlp.layers.0.weight", "mlp.layers.0.bias"], [["layers.0.weight"]])
         ['mlp.', 'mlp.layers.0.bias']
     """
-    left, found = set(arrays), []
+    left, paths = set(arrays), []
     for names in sorted(called, key=len, reverse=True):
         for path in {a.removesuffix(f".{names[0]}") for a in left if a.endswith(f".{names[0]}")}:
             whole = {f"{path}.{name}" for name in names}
             if whole <= left:
-                found.append(f"{path}.")
+                paths.append(f"{path}.")
                 left -= whole
-    return [*found, *(one for one in arrays if one in left)]
+    return [*paths, *(array for array in arrays if array in left)]
 
 
 def _common_path(names: Sequence[str]) -> str:
@@ -159,12 +159,12 @@ def _common_path(names: Sequence[str]) -> str:
         'blocks'
     """
     paths = [name.split(".")[:-1] for name in names]
-    found: list[str] = []
+    common: list[str] = []
     for steps in zip(*paths, strict=False):
         if len(set(steps)) > 1:
             break
-        found.append(steps[0])
-    return ".".join(found)
+        common.append(steps[0])
+    return ".".join(common)
 
 
 def unroll(
@@ -188,23 +188,25 @@ def unroll(
     steps = range(length)
     for i in reversed(steps) if params["reverse"] else steps:
         given = []
-        for known, array, var in zip(rows[first:], args[first:], eqn.invars[first:], strict=True):
-            one = (
-                known[i] if known else read(_row_of(var.aval.shape, var.aval.dtype, i), [array])[0]
+        for labels, array, var in zip(rows[first:], args[first:], eqn.invars[first:], strict=True):
+            row = (
+                labels[i]
+                if labels
+                else read(_row_of(var.aval.shape, var.aval.dtype, i), [array])[0]
             )
-            given.append(one)
-        found = read(params["jaxpr"], [*args[:count], *carry, *given])
-        carry = list(found[: len(carry)])
+            given.append(row)
+        outputs = read(params["jaxpr"], [*args[:count], *carry, *given])
+        carry = list(outputs[: len(carry)])
         taken.append(given)
-        gives.append(found[len(carry) :])
+        gives.append(outputs[len(carry) :])
     if params["reverse"]:
         taken.reverse()
         gives.reverse()
     whole = list(zip(zip(*taken, strict=True), args[first:], strict=True))
     results = list(carry)
     for j, var in enumerate(params["jaxpr"].jaxpr.outvars[len(carry) :]):
-        made = tuple(one[j] for one in gives)
-        same = [array for known, array in whole if known == made]  # passed through
+        made = tuple(values[j] for values in gives)
+        same = [array for handed, array in whole if handed == made]  # passed through
         results += same[:1] or read(_stack_of([var.aval] * length), list(made))
     return results
 
@@ -220,7 +222,7 @@ def _row_of(shape: tuple[int, ...], dtype: Any, at: int) -> Any:
 def _stack_of(avals: Sequence[Any]) -> Any:
     """Returns the jaxpr of a stack of rows."""
     struct: Any = jax.ShapeDtypeStruct
-    rows = [struct(one.shape, one.dtype) for one in avals]
+    rows = [struct(aval.shape, aval.dtype) for aval in avals]
     return jax.make_jaxpr(lambda *rows: jnp.stack(rows))(*rows)
 
 
@@ -236,16 +238,16 @@ def with_rows(program: Program, stacks: Stacks) -> Program:
     for array, rows in stacks.rows.items():  # outer ones first
         at, whole = names.index(array), stacks.targets[array]
         targets = [stacks.targets[row] for row in rows]
-        one = inputs[at]
+        entry = inputs[at]
         names[at : at + 1] = rows
-        inputs[at : at + 1] = [Input(one.kind, t, one.dtype, one.shape[1:]) for t in targets]
+        inputs[at : at + 1] = [Input(entry.kind, t, entry.dtype, entry.shape[1:]) for t in targets]
         for arrays in held:
             if whole in arrays:
                 value = arrays.pop(whole)
                 arrays.update({target: value[i] for i, target in enumerate(targets)})
-        for known in facts:
-            if whole in known:
-                known.update(dict.fromkeys(targets, known.pop(whole)))
+        for fact in facts:
+            if whole in fact:
+                fact.update(dict.fromkeys(targets, fact.pop(whole)))
         if whole in axes:
             axes.update(dict.fromkeys(targets, axes.pop(whole)[1:]))
         if whole in frozen:

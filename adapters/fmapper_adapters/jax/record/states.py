@@ -60,7 +60,7 @@ def _names(model: Any, numbers: Any) -> list[str]:
         model: The model with the indices.
         numbers: The state, with the number of each array in its place.
     """
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     index = sys.modules["equinox.nn"].StateIndex
     for path, node in closure.objects_at(model):
         for attr, value in getattr(node, "__dict__", {}).items():
@@ -69,9 +69,9 @@ def _names(model: Any, numbers: Any) -> list[str]:
                 for keys, number in entry:
                     inner = jax.tree_util.keystr(keys, simple=True, separator=".")
                     name = ".".join(filter(None, (path, attr, inner)))
-                    found.setdefault(number, name)
+                    names.setdefault(number, name)
     count = len(jax.tree.leaves(numbers))
-    return [found.get(i, f"state.{i}") for i in range(count)]
+    return [names.get(i, f"state.{i}") for i in range(count)]
 
 
 def parameter_at(function: Callable[..., Any] | None, skipped: int) -> tuple[int, str]:
@@ -82,10 +82,10 @@ def parameter_at(function: Callable[..., Any] | None, skipped: int) -> tuple[int
     if function is None:
         return 1, "state"
     parameters = list(inspect.signature(function).parameters.values())[skipped:]
-    for i, one in enumerate(parameters):
-        annotation = str(getattr(one.annotation, "__name__", one.annotation))
-        if one.name == "state" or annotation.rpartition(".")[2] == "State":
-            return i, one.name
+    for i, parameter in enumerate(parameters):
+        annotation = str(getattr(parameter.annotation, "__name__", parameter.annotation))
+        if parameter.name == "state" or annotation.rpartition(".")[2] == "State":
+            return i, parameter.name
     return 1, parameters[1].name if len(parameters) > 1 else "state"
 
 
@@ -93,7 +93,7 @@ def without_state(function: Callable[..., Any], skipped: int) -> Callable[..., A
     """Returns a function whose signature lacks the parameter for the state."""
     _, name = parameter_at(function, skipped)
     signature = inspect.signature(function)
-    kept = [one for one in signature.parameters.values() if one.name != name]
+    kept = [parameter for parameter in signature.parameters.values() if parameter.name != name]
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -109,10 +109,10 @@ def split_output(output: Any) -> tuple[Any, Any]:
         return (), output
     if not isinstance(output, tuple | list):
         return output, None
-    states = [one for one in output if is_state(one)]
+    states = [item for item in output if is_state(item)]
     if len(states) != 1:
         return output, None
-    rest = tuple(one for one in output if not is_state(one))
+    rest = tuple(item for item in output if not is_state(item))
     return (rest[0] if len(rest) == 1 else rest), states[0]
 
 
@@ -139,7 +139,7 @@ def statement_without(statement: str) -> str:
     if not isinstance(target, ast.Tuple):
         return statement
     assert isinstance(tree, ast.Assign)
-    kept = [one for one in target.elts if not ast.unparse(one).endswith("state")]
+    kept = [element for element in target.elts if not ast.unparse(element).endswith("state")]
     if len(kept) not in (len(target.elts) - 1, len(target.elts)):
         return statement
     kept = kept if len(kept) < len(target.elts) else target.elts[:-1]

@@ -66,10 +66,10 @@ def _ne(self: Any, other: Any) -> Any:
     questions = _of(self)
     if questions is None:
         return not ORIGINAL["__eq__"](self, other)
-    found = questions.equal(self, other)
-    if isinstance(found, np.ndarray):
-        return ~found
-    return found if found is NotImplemented else not found
+    answer = questions.equal(self, other)
+    if isinstance(answer, np.ndarray):
+        return ~answer
+    return answer if answer is NotImplemented else not answer
 
 
 def _order(method: str) -> Callable[[Any, Any], Any]:
@@ -96,10 +96,10 @@ def _text(method: str) -> Callable[[Any], str]:
     def write(self: Any) -> str:
         questions = _of(self)
         if questions is None:
-            found: str = ORIGINAL[method](self)
-            return found
-        found = questions.text(self, method)
-        return found
+            text: str = ORIGINAL[method](self)
+            return text
+        text = questions.text(self, method)
+        return text
 
     return write
 
@@ -163,8 +163,8 @@ def _format(self: Any, form: str) -> str:
     questions = _of(self)
     if questions is None:
         return object.__format__(self, form)
-    found: str = questions.write(self, form) if form else questions.text(self, "__str__")
-    return found
+    text: str = questions.write(self, form) if form else questions.text(self, "__str__")
+    return text
 
 
 def _attribute(self: Any, name: str) -> Any:
@@ -192,8 +192,8 @@ def _more_attributes(self: Any, name: str) -> Any:
 
 def _hash(self: Any) -> int:
     questions = _of(self)
-    found: int = ORIGINAL["__hash__"](self) if questions is None else questions.hash_of(self)
-    return found
+    result: int = ORIGINAL["__hash__"](self) if questions is None else questions.hash_of(self)
+    return result
 
 
 def _bool(self: Any) -> bool:
@@ -204,10 +204,10 @@ def _bool(self: Any) -> bool:
 def _int(self: Any) -> int:
     questions = _of(self)
     if questions is None:
-        found: int = ORIGINAL["__int__"](self)
-        return found
-    found = questions.number(self, ORIGINAL["__int__"])
-    return found
+        result: int = ORIGINAL["__int__"](self)
+        return result
+    result = questions.number(self, ORIGINAL["__int__"])
+    return result
 
 
 def _no_index(self: Any) -> int:
@@ -218,8 +218,8 @@ def _index(self: Any) -> int:
     questions = _of(self)
     if questions is None:
         return _no_index(self)
-    found: int = questions.number(self, _no_index)
-    return found
+    result: int = questions.number(self, _no_index)
+    return result
 
 
 _ANSWERING: dict[str, Any] = {

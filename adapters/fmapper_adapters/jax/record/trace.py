@@ -101,24 +101,24 @@ class Source:
 
     def uses_suspects(self, constants: Iterable[Any]) -> bool:
         """Returns whether a program holds arrays of undeclared objects."""
-        suspects = [_host(one) for one in self.suspects if not prng_keys.is_key(one)]
+        suspects = [_host(suspect) for suspect in self.suspects if not prng_keys.is_key(suspect)]
         held = [_host(array) for array in constants if not prng_keys.is_key(array)]
-        return any(equals(array, one) for array in held for one in suspects)
+        return any(equals(array, suspect) for array in held for suspect in suspects)
 
     def parameters_of_call(self) -> tuple[Parameter, ...]:
         """Returns the signature, with its defaults."""
-        found = self.signature or _signature(self.function)[self.skipped :]
-        known = [
+        signature = self.signature or _signature(self.function)[self.skipped :]
+        parameters = [
             replace(p, default=self.defaults[p.name], required=False)
             if p.name in self.defaults
             else p
-            for p in found
+            for p in signature
         ]
-        named = {p.name for p in known}
+        named = {p.name for p in parameters}
         rest = [Parameter(n, "keyword", x, False) for n, x in self.defaults.items()
                 if n not in named]  # fmt: skip
-        at = next((i for i, p in enumerate(known) if p.kind == "kwargs"), len(known))
-        return (*known[:at], *rest, *known[at:])
+        at = next((i for i, p in enumerate(parameters) if p.kind == "kwargs"), len(parameters))
+        return (*parameters[:at], *rest, *parameters[at:])
 
 
 def record(
@@ -177,9 +177,12 @@ def record_with_equations(
         _check_leaf(leaf, f"the input {path}")
     arrays = [to_jax(leaf) for leaf, fixed in zip(leaves, static, strict=True) if not fixed]
     traced = Traced(source, leaves, tree, static)
-    own = [*map(_as_array, source.parameters.values())], [*map(_as_array, source.buffers.values())]
+    state = (
+        [*map(_as_array, source.parameters.values())],
+        [*map(_as_array, source.buffers.values())],
+    )
     outcome = _dynamic.trace_sizes(
-        lambda shapes: traced.run(*own, shapes),
+        lambda shapes: traced.run(*state, shapes),
         (spec, arrays, static, [p.name for p in signature]),
         dynamic_shapes,
     )
@@ -273,7 +276,7 @@ def record_with_equations(
         program.parts = parts.parts()
         program.types = calls.types | parts.types
         program.first_paths = calls.first_paths | {path: path for path in parts.types}
-        sources = {call.source for call in graph.walk()} | {one.source for one in program.parts}
+        sources = {call.source for call in graph.walk()} | {part.source for part in program.parts}
         stateful = {noted["source"] for noted in calls.noted if noted["gives_state"]}
         program.lines = {
             source: states.statement_without(line) if source in stateful else line
@@ -292,12 +295,12 @@ def _static(leaf: Any) -> Any:
 
 def _lines(graph: Graph) -> dict[str, str]:
     """Returns the lines of code that the calls come from."""
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for call in graph.walk():
         file, _, line = call.source.rpartition(":")
-        if file and call.source not in found:
-            found[call.source] = linecache.getline(file, int(line)).strip()
-    return found
+        if file and call.source not in lines:
+            lines[call.source] = linecache.getline(file, int(line)).strip()
+    return lines
 
 
 class Traced:
@@ -347,9 +350,9 @@ class Traced:
         changed: dict[str, Any] = {}
 
         def run(*given: Any, **named: Any) -> Any:
-            found, new = self._source.call(params, buffers, *given, **named)
+            result, new = self._source.call(params, buffers, *given, **named)
             changed.update(new)
-            return found
+            return result
 
         source = self._source
         output = call_and_note(source.function, source.skipped, args, kwargs, run, source.defaults)
@@ -405,32 +408,32 @@ def _paths(signature: tuple[Parameter, ...], spec: Any) -> Iterator[str]:
     names = [p.name for p in signature if p.kind == "positional"]
     rest = next((p.name for p in signature if p.kind == "args"), "input")
     for i, child in enumerate(positional.children):
-        own = names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
-        yield from child.leaf_paths(own)
+        root = names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
+        yield from child.leaf_paths(root)
     for key, child in zip(named.keys, named.children, strict=True):
         yield from child.leaf_paths(str(key))
 
 
 def _label(name: str) -> str:
     """Returns a name as an identifier: `batch['image']` as `batch_image`."""
-    found = "".join(c if c.isalnum() and c.isascii() else "_" for c in name.replace("'", ""))
-    found = "_".join(part for part in found.split("_") if part) or "value"
-    if keyword.iskeyword(found) or found == "self" or found.startswith(("constant_", "static_")):
-        found += "_"
-    return found if found[0].isalpha() else f"_{found}"
+    label = "".join(c if c.isalnum() and c.isascii() else "_" for c in name.replace("'", ""))
+    label = "_".join(part for part in label.split("_") if part) or "value"
+    if keyword.iskeyword(label) or label == "self" or label.startswith(("constant_", "static_")):
+        label += "_"
+    return label if label[0].isalpha() else f"_{label}"
 
 
 def _distinct(labels: list[str]) -> list[str]:
     taken: set[str] = set()
-    found = []
+    distinct = []
     for label in labels:
         name, number = label, 0
         while name in taken:
             number += 1
             name = f"{label}_{number}"
         taken.add(name)
-        found.append(name)
-    return found
+        distinct.append(name)
+    return distinct
 
 
 _KINDS = {
@@ -446,9 +449,9 @@ def _signature(function: Callable[..., Any] | None) -> tuple[Parameter, ...]:
     """Returns the parameters of a function in the form of a program."""
     if function is None:
         return ()
-    found = []
+    parameters = []
     for p in inspect.signature(function).parameters.values():
         default = p.default if isinstance(p.default, bool | int | float | str | None) else None
         required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        found.append(Parameter(p.name, _KINDS[p.kind], default, required))
-    return tuple(found)
+        parameters.append(Parameter(p.name, _KINDS[p.kind], default, required))
+    return tuple(parameters)

@@ -81,12 +81,12 @@ def _short(error: Exception) -> str:
 def _place(error: Exception) -> str:
     """Returns the innermost line outside of libraries."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
+    of_user = [
         f for f in frames
         if not (_frames.is_of_jax(f.filename) or _frames.is_of_python(f.filename))
         and not _frames.is_of(f.filename, _LIBRARIES)
     ]  # fmt: skip
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    return f"{of_user[-1].filename}:{of_user[-1].lineno}" if of_user else ""
 
 
 _LIBRARIES = (*_frames.OF_FLAX_AND_ALIKE, "numpy", "jaxtyping")

@@ -36,7 +36,7 @@ class Flag:
 
 
 def find_flags(
-    function: Callable[..., Any] | None, skipped: int, args: tuple[Any, ...], own: Any = None
+    function: Callable[..., Any] | None, skipped: int, args: tuple[Any, ...], owner: Any = None
 ) -> dict[str, Flag]:
     """Returns the parameters of a function that set its mode, by name.
 
@@ -44,8 +44,8 @@ def find_flags(
         function: The function.
         skipped: The number of its first parameters that are not arguments of the model.
         args: The positional arguments.
-        own: An object whose attributes may set the mode too: then a parameter with the default None
-            does not count.
+        owner: An object whose attributes may set the mode too: then a parameter with the default
+            None does not count.
     """
     if function is None:
         return {}
@@ -53,17 +53,19 @@ def find_flags(
         parameters = list(inspect.signature(function).parameters.values())[skipped:]
     except (TypeError, ValueError):  # of a builtin
         return {}
-    found: dict[str, Flag] = {}
+    flags: dict[str, Flag] = {}
     for i, p in enumerate(parameters):
         if p.name not in NAMES or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             continue
-        says_none = p.default is None and (own is None or getattr(own, p.name, None) is not None)
+        says_none = p.default is None and (
+            owner is None or getattr(owner, p.name, None) is not None
+        )
         is_mode = p.default is p.empty or isinstance(p.default, bool) or p.default is None
         if is_mode and not says_none:
             positional = p.kind is not p.KEYWORD_ONLY and i < len(args)
             default = p.default if isinstance(p.default, bool) else None
-            found[p.name] = Flag(NAMES[p.name], i if positional else None, default)
-    return found
+            flags[p.name] = Flag(NAMES[p.name], i if positional else None, default)
+    return flags
 
 
 def modes_of_call(
@@ -73,14 +75,14 @@ def modes_of_call(
 
     Arguments that the call leaves out have their defaults.
     """
-    found = {}
+    modes = {}
     for name, flag in flags.items():
         value = kwargs.get(name) if flag.position is None else args[flag.position]
         if value is None:
             value = flag.default
         if isinstance(value, bool):
-            found[f"{name}={value}"] = value is flag.in_training
-    return found
+            modes[f"{name}={value}"] = value is flag.in_training
+    return modes
 
 
 def set_mode(
@@ -114,5 +116,5 @@ def set_mode(
     def with_mode(params: Any, buffers: Any, *inner: Any, **named: Any) -> Any:
         return call(params, buffers, *inner, **{**added, **named})
 
-    found = dataclasses.replace(source, call=with_mode, defaults={**source.defaults, **values})
-    return found, tuple(new_args), new_kwargs
+    new_source = dataclasses.replace(source, call=with_mode, defaults={**source.defaults, **values})
+    return new_source, tuple(new_args), new_kwargs

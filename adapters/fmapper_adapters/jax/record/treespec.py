@@ -40,7 +40,7 @@ def _other_fields(tree: Any, fields: tuple[str, ...]) -> tuple[tuple[str, Any], 
     if not dataclasses.is_dataclass(cls):
         return ()
     node = jax.tree.unflatten(tree, [None] * tree.num_leaves)
-    others = (one.name for one in dataclasses.fields(cls) if one.name not in fields)
+    others = (field.name for field in dataclasses.fields(cls) if field.name not in fields)
     held = {name: getattr(node, name) for name in others if hasattr(node, name)}
     return TreeSpec.plain_fields(held)
 

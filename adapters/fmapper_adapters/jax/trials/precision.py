@@ -38,16 +38,16 @@ def double_precision() -> Iterator[None]:
 
 def dtypes_in(jaxpr: Any) -> frozenset[str]:
     """Returns the floating dtypes of everything that a jaxpr computes."""
-    found: set[str] = set()
+    dtypes: set[str] = set()
     todo = [jaxpr]
     while todo:
-        one = todo.pop()
-        if hasattr(one, "jaxpr"):
-            todo.append(one.jaxpr)
+        item = todo.pop()
+        if hasattr(item, "jaxpr"):
+            todo.append(item.jaxpr)
             continue
-        for equation in getattr(one, "eqns", ()):
-            found |= {str(getattr(v.aval, "dtype", "")) for v in equation.outvars}
+        for equation in getattr(item, "eqns", ()):
+            dtypes |= {str(getattr(v.aval, "dtype", "")) for v in equation.outvars}
             for value in equation.params.values():
                 several = value if isinstance(value, tuple | list) else (value,)
                 todo += [x for x in several if hasattr(x, "jaxpr") or hasattr(x, "eqns")]
-    return frozenset(found & {*_WIDER, "float64", "complex128"})
+    return frozenset(dtypes & {*_WIDER, "float64", "complex128"})

@@ -102,21 +102,23 @@ class JaxTrial(Trial):
 
                 def total(weights: Any, state: Any) -> Any:
                     output, after = self._compute(weights, state, given)
-                    found = _default_loss(output) if loss is None else loss(output, jnp.asarray)
-                    return found, after
+                    value = _default_loss(output) if loss is None else loss(output, jnp.asarray)
+                    return value, after
 
                 compiled = jax.jit(jax.value_and_grad(total, has_aux=True))
                 self._slopes[loss, double] = compiled
             try:
                 wide = self._widen(_arrays(weights), double)
-                (found, after), gradients = compiled(wide, before)
+                (value, after), gradients = compiled(wide, before)
             except (ValueError, NotImplementedError) as error:
-                known = "Reverse-mode differentiation does not work" in str(error)
-                if isinstance(error, ValueError) and not known:
+                is_expected = "Reverse-mode differentiation does not work" in str(error)
+                if isinstance(error, ValueError) and not is_expected:
                     raise
                 return Slope(refused=f"{error}".partition("\n")[0])
-            named = {name: np.asarray(jnp.conj(one)) for name, one in gradients.items()}
-        return Slope(float(jnp.real(found)), named, after)
+            named = {
+                name: np.asarray(jnp.conj(slope)) for name, slope in gradients.items()
+            }
+        return Slope(float(jnp.real(value)), named, after)
 
     def _compute(self, weights: Any, state: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
         args, kwargs = jax.tree.map(lambda x: x, inputs)  # copies, since a call may consume a state
@@ -136,13 +138,13 @@ class JaxTrial(Trial):
         """Returns the outputs for each seed and dropout rate, without the layers of other rates."""
         if not self._has_keys():
             return {}
-        found: dict[float, list[list[Any]]] = {}
+        outputs: dict[float, list[list[Any]]] = {}
         rates = [math.nan]
         for rate in rates:
             with _precision(double=double), _without_dropout(but=rate) as others:
-                found[rate] = self._outputs_of(weights, seeds, double=double)
+                outputs[rate] = self._outputs_of(weights, seeds, double=double)
             rates += sorted(r for r in others if r > 0 and r not in rates)
-        return found
+        return outputs
 
     def noise(
         self, weights: Mapping[str, Any], seeds: Sequence[int], *, double: bool = False
@@ -165,19 +167,21 @@ class JaxTrial(Trial):
     def _outputs_of(
         self, weights: Mapping[str, Any], seeds: Sequence[int], *, double: bool
     ) -> list[list[Any]]:
-        given, known = self._widen(self._inputs, double), _arrays(weights)
+        given, arrays = self._widen(self._inputs, double), _arrays(weights)
         state, names = self._widen(self.state, double), self._names()
 
         @jax.jit
         def outputs(weights: Any, state: Any, seed: Any) -> list[Any]:
             args, kwargs = given
             moved = {name: _move_keys(x, "", seed) for name, x in state.items()}
-            own = tuple(_move_keys(x, name, seed) for name, x in zip(names, args, strict=False))
+            positional = tuple(
+                _move_keys(x, name, seed) for name, x in zip(names, args, strict=False)
+            )
             named = {name: _move_keys(x, name, seed) for name, x in kwargs.items()}
-            output, _ = self._compute(weights, moved, (own, named))
+            output, _ = self._compute(weights, moved, (positional, named))
             return _flatten(output)
 
-        return [[*map(np.asarray, outputs(known, state, seed))] for seed in seeds]
+        return [[*map(np.asarray, outputs(arrays, state, seed))] for seed in seeds]
 
     def stepper(self, optimizer: Any) -> Stepper | None:
         """Returns the steps of an optimiser of optax, for weights nested by the dots in names."""

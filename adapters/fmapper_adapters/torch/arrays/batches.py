@@ -16,7 +16,7 @@ from fmapper_adapters.torch.arrays import tensors as _host
 def to_device(
     tensors: Sequence[torch.Tensor],
     device: torch.device,
-    known: dict[int, torch.Tensor] | None = None,
+    copied: dict[int, torch.Tensor] | None = None,
 ) -> Iterator[torch.Tensor]:
     """Yields copies on a device: parameters with gradients, autograd leaves as leaves.
 
@@ -26,12 +26,12 @@ def to_device(
     Args:
         tensors: The tensors.
         device: The target device.
-        known: The copies of inner tensors, by the ids of the originals.
+        copied: The copies of inner tensors, by the ids of the originals.
 
     Raises:
         BatchError: A tensor could not be moved.
     """
-    known = {} if known is None else known
+    copied = {} if copied is None else copied
     sources: list[torch.Tensor] = []
     owners: list[int] = []  # index of the tensor of each source
     for at, tensor in enumerate(() if _host.are_whole(tensors) else tensors):
@@ -48,17 +48,17 @@ def to_device(
             sources.append(tensor.grad)
             owners.append(at)
     try:
-        moved = iter(carry(sources, device, known))
+        moved = iter(carry(sources, device, copied))
     except BatchError as error:
         raise BatchError(owners[error.index]) from error.__cause__
     if not any(map(_has_attributes, tensors)):
         yield from _replace_all(tensors, moved)
         return
     results = list(_replace_all(tensors, moved))
-    known.update(zip(map(id, tensors), results, strict=True))
+    copied.update(zip(map(id, tensors), results, strict=True))
     for at, (old, new) in enumerate(zip(tensors, results, strict=True)):
         try:
-            wrappers.move_attributes(old, new, device, partial(_move_inside, device, known))
+            wrappers.move_attributes(old, new, device, partial(_move_inside, device, copied))
         except Exception as error:
             raise BatchError(at) from error
     yield from results
@@ -81,26 +81,26 @@ def _replace_all(
 
 
 def _move_inside(
-    device: torch.device, known: dict[int, torch.Tensor], tensor: torch.Tensor
+    device: torch.device, copied: dict[int, torch.Tensor], tensor: torch.Tensor
 ) -> torch.Tensor:
     """Moves an inner tensor to a device, only once if it occurs several times."""
-    if id(tensor) not in known:
-        (new,) = to_device([tensor], device, known)
-        known[id(tensor)] = new
-    return known[id(tensor)]
+    if id(tensor) not in copied:
+        (new,) = to_device([tensor], device, copied)
+        copied[id(tensor)] = new
+    return copied[id(tensor)]
 
 
 def carry(
     tensors: Sequence[torch.Tensor],
     device: torch.device,
-    known: dict[int, torch.Tensor] | None = None,
+    copied: dict[int, torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     """Copies bare tensors to a device.
 
     Args:
         tensors: The tensors, whose gradients and attributes are ignored.
         device: The target device.
-        known: The copies of inner tensors, by the ids of the originals.
+        copied: The copies of inner tensors, by the ids of the originals.
 
     Raises:
         BatchError: A tensor could not be copied.
@@ -113,7 +113,7 @@ def carry(
     except BatchError as error:
         raise BatchError(batch[error.index]) from error.__cause__
     results = dict(zip(batch, copies, strict=True))
-    inside = partial(_move_inside, device, {} if known is None else known)
+    inside = partial(_move_inside, device, {} if copied is None else copied)
     for at, tensor in enumerate(tensors):
         if at not in results:
             try:

@@ -15,16 +15,16 @@ from fmapper_adapters.torch import _private
 
 def accelerators() -> list[Device]:
     """Returns the accelerators that torch sees, without initialising one."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
         return []
-    return [Device("torch", found.type, at) for at in range(torch.accelerator.device_count())]
+    return [Device("torch", accelerator.type, at) for at in range(torch.accelerator.device_count())]
 
 
 def is_started() -> bool:
     """Returns whether this process has begun to use an accelerator."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    module: Any = None if found is None else getattr(torch, found.type, None)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    module: Any = None if accelerator is None else getattr(torch, accelerator.type, None)
     return bool(module is not None and getattr(module, "is_initialized", bool)())
 
 

@@ -108,11 +108,11 @@ def as_parameter(
 
 def _carry(old: torch.Tensor, new: torch.Tensor, grad: torch.Tensor | None) -> None:
     if old.__dict__ and (type(old) is type(new) or not wrappers.dispatches(type(old))):
-        own = new.__dict__  # attributes set by classes with dispatch are kept
-        own.update((name, value) for name, value in old.__dict__.items() if name not in own)
+        made = new.__dict__  # attributes set by classes with dispatch are kept
+        made.update((name, value) for name, value in old.__dict__.items() if name not in made)
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-        found = getattr(old, hooks)
-        if found and new.requires_grad:
-            setattr(new, hooks, found.copy())
+        registered = getattr(old, hooks)
+        if registered and new.requires_grad:
+            setattr(new, hooks, registered.copy())
     if grad is not None:
         new.grad = grad

@@ -116,8 +116,8 @@ def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
             return list(map(torch.Tensor.numpy, bare))
         bits, name = _FOREIGN[dtype]
         numbers = [t.view(bits).numpy() for t in bare]
-        found = ml_dtype(name)
-        return [a.view(found) for a in numbers]
+        view_dtype = ml_dtype(name)
+        return [a.view(view_dtype) for a in numbers]
     except (TypeError, ValueError, RuntimeError):  # several dtypes, a lazy conjugate, sparse ...
         pass
     return None
@@ -257,10 +257,10 @@ def ml_dtype(name: str) -> np.dtype[Any]:
     import numpy as np
 
     try:
-        found: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+        dtype: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
     except (ImportError, AttributeError):
         raise TypeError(f"NumPy needs ml_dtypes for {name}: pip install ml_dtypes") from None
-    return found
+    return dtype
 
 
 def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool = False) -> torch.Tensor:
@@ -276,8 +276,8 @@ def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool = False) -> torc
         except (TypeError, ValueError):  # unsupported dtype or strides
             pass
     dtype = array.dtype
-    known = getattr(torch, dtype.name, None)
-    if not isinstance(known, torch.dtype):
+    torch_dtype = getattr(torch, dtype.name, None)
+    if not isinstance(torch_dtype, torch.dtype):
         raise TypeError(f"torch has no dtype {dtype.name}")
     reason = None
     if must_share and not array.flags.writeable:
@@ -289,7 +289,7 @@ def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool = False) -> torc
             raise BufferError(reason)
         array = array.copy(order="K")
     if dtype.kind == "V" or dtype.name.startswith(("bfloat16", "float8")):
-        return torch.from_numpy(array.view(_BITS[array.itemsize][1])).view(known)
+        return torch.from_numpy(array.view(_BITS[array.itemsize][1])).view(torch_dtype)
     return torch.from_numpy(array)
 
 
@@ -302,8 +302,8 @@ def all_from_numpy(
         try:
             made.extend(map(torch.from_numpy, arrays))
         except (TypeError, ValueError):  # a dtype or strides that torch lacks
-            known = {dtype.name: dtype for dtype in {array.dtype for array in arrays}}
-            if len(known) == 1 and (name := next(iter(known))) in _FOREIGN_NAMES:
+            dtypes = {dtype.name: dtype for dtype in {array.dtype for array in arrays}}
+            if len(dtypes) == 1 and (name := next(iter(dtypes))) in _FOREIGN_NAMES:
                 bits, dtype = _FOREIGN_NAMES[name]
                 return (torch.from_numpy(array.view(bits)).view(dtype) for array in arrays)
         except Exception as error:

@@ -17,8 +17,8 @@ _CONTAINERS = (dict, list, tuple)
 
 def dispatches(cls: type) -> bool:
     """Returns whether a class of tensors overrides dispatch, as wrapper subclasses do."""
-    own: Any = getattr(cls, "__torch_dispatch__", None)
-    return own is not torch.Tensor.__torch_dispatch__
+    dispatch: Any = getattr(cls, "__torch_dispatch__", None)
+    return dispatch is not torch.Tensor.__torch_dispatch__
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
@@ -41,8 +41,8 @@ def is_dtensor(tensor: Any) -> bool:
         return False
     from torch.distributed.tensor import DTensor
 
-    own = tensor.data if isinstance(tensor, torch.nn.Parameter) else tensor
-    return isinstance(own, DTensor)
+    data = tensor.data if isinstance(tensor, torch.nn.Parameter) else tensor
+    return isinstance(data, DTensor)
 
 
 def local_values(tensor: torch.Tensor) -> torch.Tensor:
@@ -52,13 +52,13 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not is_dtensor(tensor):
         return tensor
-    own: Any = tensor.detach()
-    mesh = own.device_mesh
+    dtensor: Any = tensor.detach()
+    mesh = dtensor.device_mesh
     is_whole = all(
         placement.is_replicate() or size == 1
-        for placement, size in zip(own.placements, mesh.shape, strict=True)
+        for placement, size in zip(dtensor.placements, mesh.shape, strict=True)
     )
-    values: torch.Tensor = own.full_tensor() if is_whole and mesh.get_coordinate() else own
+    values: torch.Tensor = dtensor.full_tensor() if is_whole and mesh.get_coordinate() else dtensor
     return values
 
 
@@ -116,12 +116,12 @@ def move_inside(tensor: torch.Tensor, device: torch.device, move: Move) -> torch
             return new
         if not has_parts or tensor.grad_fn is not None:
             raise TypeError(_refusal(cls, behind))
-    own: Any = tensor
-    names, context = own.__tensor_flatten__()
+    wrapper: Any = tensor
+    names, context = wrapper.__tensor_flatten__()
     parts = {name: getattr(tensor, name) for name in names}
     inner = {n: move(part) if isinstance(part, torch.Tensor) else part for n, part in parts.items()}
     with torch.no_grad():
-        new = type(own).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
+        new = type(wrapper).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
     made: torch.Tensor = new
     behind = _left_behind(made, device)
     if behind:
@@ -166,8 +166,10 @@ def _left_behind(new: torch.Tensor, device: torch.device) -> str:
 
 def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
     """Returns whether a tensor is on a device, which may lack an index."""
-    own = tensor.device
-    return own.type == device.type and (None in (own.index, device.index) or own == device)
+    current = tensor.device
+    return current.type == device.type and (
+        None in (current.index, device.index) or current == device
+    )
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -41,14 +41,14 @@ def native_lowerings(ops: Mapping[str, Any], added: Mapping[str, Lowering]) -> d
         ops: The operations.
         added: The user's lowerings, which take precedence.
     """
-    found = {}
+    lowerings = {}
     for op in ops:
         if op in added or op.rpartition(".")[0] in added:
             continue
-        own = TABLE.find(op, {}) or _direct_lowering(op)
-        if own is not None:
-            found[op] = own
-    return found
+        lowering = TABLE.find(op, {}) or _direct_lowering(op)
+        if lowering is not None:
+            lowerings[op] = lowering
+    return lowerings
 
 
 def _direct_lowering(op: str) -> Lowering | None:
@@ -68,8 +68,8 @@ def overload_of(op: str) -> Any:
     packet = getattr(aten, name, None)
     if packet is None or overload not in packet.overloads():
         return None
-    found = getattr(packet, overload)
-    return found if _computes(_private.schema_of(found)) else None
+    function = getattr(packet, overload)
+    return function if _computes(_private.schema_of(function)) else None
 
 
 def _computes(schema: Any) -> bool:
@@ -83,8 +83,8 @@ def _computes(schema: Any) -> bool:
 
 def _kind(argument: Any) -> str:
     text = str(argument.real_type)
-    while found := _WRAPPED.fullmatch(text):
-        text = found[1]
+    while match := _WRAPPED.fullmatch(text):
+        text = match[1]
     return text
 
 
@@ -203,11 +203,11 @@ def _number(function: Callable[..., Any]) -> Callable[..., Any]:
         numbers = [_value(x) for x in args]
         if function in (operator.pow, operator.lshift) and not _is_small(numbers[-1]):
             raise ValueError(f"{function.__name__} by {numbers[-1]}: the size is too large")
-        found = current().call(function, *args)
-        value = _value(found)
+        result = current().call(function, *args)
+        value = _value(result)
         if isinstance(value, int) and not -_MOST_SIZE <= value < _MOST_SIZE:
             raise ValueError("the size is too large")
-        return found
+        return result
 
     return lower
 
@@ -279,8 +279,10 @@ def overwrite(x: Any, value: Any) -> Any:
 @lowering("higher_order::wrap_with_set_grad_enabled")
 def wrap_with_set_grad_enabled(enabled: bool, function: Graph, *args: Any) -> Any:
     """Calls the function, without gradients if the program switches them off."""
-    found = current().inline(function, args)
-    return found if enabled else tuple(x.detach() if isinstance(x, fx.Proxy) else x for x in found)
+    outputs = current().inline(function, args)
+    return (
+        outputs if enabled else tuple(x.detach() if isinstance(x, fx.Proxy) else x for x in outputs)
+    )
 
 
 @lowering("higher_order::wrap_with_autocast")
@@ -313,8 +315,8 @@ def cond(
         raise TypeError("a branch that depends on a size is not supported here")
     index = condition.reshape(()).to(torch.int32)
     branches = tuple(_module(graph, operands, "branch") for graph in (if_false, if_true))
-    found = current().call(control_flow.switch, index, branches, tuple(operands))
-    return tuple(found[i] for i in range(len(avals.results)))
+    outputs = current().call(control_flow.switch, index, branches, tuple(operands))
+    return tuple(outputs[i] for i in range(len(avals.results)))
 
 
 _ONCE = (
@@ -342,7 +344,7 @@ def with_gradient(
     module: Any = f"{name} is a torch.autograd.Function whose backward cannot be recorded"
     if -1 not in places:
         module = _module(backward, (*ys, *kept), "backward")
-    found = current().call(
+    outputs = current().call(
         derivatives.with_gradient,
         module,
         tuple(ys),
@@ -351,7 +353,7 @@ def with_gradient(
         tuple(places),
         **({"once": _ONCE.format(name)} if once else {}),
     )
-    return tuple(found[i] for i in range(len(ys)))
+    return tuple(outputs[i] for i in range(len(ys)))
 
 
 def _module(graph: Graph, operands: Sequence[Any], kind: str) -> Any:

@@ -282,7 +282,7 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
         count += len(node)
         check_count(count, "parts")
         check_depth(depth)
-        found = []
+        entries = []
         for key, child in children:
             if not isinstance(key, str | int | float | None):
                 place = "" if name is None else f" at {show(name)}"
@@ -294,8 +294,8 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
             check_name(full)
             length += len(full)
             check_count(length, "bytes of names")
-            found.append((full, depth + 1, child))
-        todo += reversed(found)
+            entries.append((full, depth + 1, child))
+        todo += reversed(entries)
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

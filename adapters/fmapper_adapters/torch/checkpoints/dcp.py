@@ -125,8 +125,8 @@ class Dcp(Format):
                 items = []
                 for item in super().create_local_plan().items:
                     array = arrays.get(item.index.fqn)
-                    found = [] if array is None else out.boxes(array)
-                    items += [item] if len(found) < 2 else [piece(item, box) for box in found]
+                    pieces = [] if array is None else out.boxes(array)
+                    items += [item] if len(pieces) < 2 else [piece(item, box) for box in pieces]
                 self.plan = plans.SavePlan(items, planner_data=self.mappings)
                 return self.plan
 
@@ -145,13 +145,13 @@ class Dcp(Format):
                     metadata.state_dict_metadata[name] = metadata.state_dict_metadata[first]
                     if metadata.planner_data is not None:
                         metadata.planner_data[name] = (name,)
-                found = [
+                aliased = [
                     replace(result, index=replace(result.index, fqn=name))
                     for row in results
                     for result in row
                     for name in others.get(result.index.fqn, ())
                 ]
-                super().finish(metadata, [*results, found])
+                super().finish(metadata, [*results, aliased])
 
         boxes: dict[tuple[str, tuple[int, ...]], Any] = {}
 
@@ -184,20 +184,20 @@ class Dcp(Format):
 
 def _reason(error: Any) -> BaseException:
     """Returns the error of the only process, which writes."""
-    found: BaseException = next(iter(error.failures.values()))[0]
-    failed: BaseException | None = found
+    first: BaseException = next(iter(error.failures.values()))[0]
+    failed: BaseException | None = first
     while failed is not None:  # closing its file, torch fails again
         if isinstance(failed, OSError | CheckpointError):
             return failed
         failed = failed.__context__
-    return found
+    return first
 
 
 def _tensor(array: LazyArray) -> torch.Tensor:
     from fmapper import to_torch
 
-    found: Any = to_torch(array)
-    return found  # type: ignore[no-any-return]
+    tensor: Any = to_torch(array)
+    return tensor  # type: ignore[no-any-return]
 
 
 def _names() -> Any:
@@ -254,18 +254,18 @@ def _read(path: Path) -> Contents:
             raise Misfit("has a name that is not text")
         with within(ascii(name)[1:-1][:60]):
             check_name(name)
-            own = pieces.get(name, {})
+            stored = pieces.get(name, {})
             if hasattr(about, "chunks"):
-                found = _array(name, about, own, files)
-                if isinstance(found, str):
-                    ties[name] = found
+                array = _array(name, about, stored, files)
+                if isinstance(array, str):
+                    ties[name] = array
                 else:
-                    arrays[name] = found
-            elif None in own:
-                value = files.value(own[None])
+                    arrays[name] = array
+            elif None in stored:
+                value = files.value(stored[None])
                 if isinstance(value, _VALUES):
                     values[name] = value
-    return Contents(arrays, ties, values, files=tuple(one.path for one in files.known.values()))
+    return Contents(arrays, ties, values, files=tuple(file.path for file in files.sources.values()))
 
 
 class _Files:
@@ -280,7 +280,7 @@ class _Files:
         self.folder = folder
         self._values: dict[Any, Any] = {}  # place in a file -> value
         self.nbytes = nbytes
-        self.known: dict[str, SourceFile] = {}
+        self.sources: dict[str, SourceFile] = {}
         self.first: dict[Any, str] = {}  # shape, dtype and places -> the first array there
         self.pieces = self.cells = self._pickled = 0
 
@@ -289,9 +289,9 @@ class _Files:
         name, start, length = info.relative_path, info.offset, info.length
         if type(name) is not str or type(start) is not int or type(length) is not int:
             raise Misfit("has no place")
-        if name not in self.known:
-            self.known[name] = SourceFile(file_in(self.folder, name))
-        return Part(self.known[name], start, length)
+        if name not in self.sources:
+            self.sources[name] = SourceFile(file_in(self.folder, name))
+        return Part(self.sources[name], start, length)
 
     def value(self, info: Any) -> Any:
         """Returns a number or string; other values are left out."""
@@ -370,12 +370,12 @@ class _Piece(LazyArray):
         return self._found
 
     def _open_in(self, archive: Archive) -> LazyArray:
-        found = archive.tree()
-        if type(found) is not StoredTensor:
+        stored = archive.tree()
+        if type(stored) is not StoredTensor:
             raise Misfit("a piece is not a dense tensor")
-        if found.dtype != self._kind or found.shape != self.shape:
+        if stored.dtype != self._kind or stored.shape != self.shape:
             raise Misfit("a piece does not match the metadata")
-        return archive.array("", found)
+        return archive.array("", stored)
 
     def byte_runs(self) -> list[ByteRun] | None:
         """Returns the runs of stored bytes, which are copied from file to file."""
@@ -412,7 +412,7 @@ def _check_cover(
     files.cells += math.prod(map(len, edges))
     if files.cells > _MOST_CELLS:
         raise Misfit("its pieces are not arranged in rows and columns")
-    taken = np.zeros([len(one) for one in edges], bool)
+    taken = np.zeros([len(bounds) for bounds in edges], bool)
     for offsets, sizes in boxes:
         place = tuple(slice(e[o], e[o + n]) for e, o, n in zip(edges, offsets, sizes, strict=True))
         if taken[place].any():

@@ -52,14 +52,14 @@ class LegacyFile(Storages):
         if type(keys) is not list or not all(type(key) is str for key in keys):
             raise Misfit("does not list its storages")
         check_count(len(keys), "members")
-        known = {storage.key: storage for storage in storages.values()}
+        by_key = {storage.key: storage for storage in storages.values()}
         order = "big" if self._is_big_endian else "little"
         for key in keys:
-            if key not in known or key in self._places:
+            if key not in by_key or key in self._places:
                 raise Misfit(f"lists a storage {show(key)} that no tensor has, or twice")
             count = int.from_bytes(self._bytes(at, 8), order)  # type: ignore[arg-type]
-            size = count * known[key].dtype.size
-            if count != known[key].elements or at + 8 + size > self._part.size:
+            size = count * by_key[key].dtype.size
+            if count != by_key[key].elements or at + 8 + size > self._part.size:
                 raise Misfit(f"is damaged: its storage {show(key)} has another size")
             self._places[key] = at + 8, size
             at += 8 + size

@@ -137,14 +137,14 @@ class _Unpickler(pickle.Unpickler):
         self._storages = storages
 
     def find_class(self, module: str, name: str) -> Any:
-        found = self._known.get((module, name))
-        if found is None:
-            found = self._known[module, name] = self._names(module, name)
-        return found
+        value = self._known.get((module, name))
+        if value is None:
+            value = self._known[module, name] = self._names(module, name)
+        return value
 
     def persistent_load(self, pid: Any) -> StoredBytes:
-        found = self._storages.get(pid)
-        if found is None:
+        storage = self._storages.get(pid)
+        if storage is None:
             kind, dtype, key, _, count, *view = pid
             if view not in ([], [None]):  # views of storages before torch 1.6
                 raise Misfit("refers to a part of a storage as a storage of its own")
@@ -152,8 +152,8 @@ class _Unpickler(pickle.Unpickler):
                 raise Misfit("refers to an object that is not a storage")
             if type(count) is not int or count < 0:
                 raise Misfit("has a storage without a size")
-            found = self._storages[pid] = StoredBytes(key, dtype, count)
-        return found
+            storage = self._storages[pid] = StoredBytes(key, dtype, count)
+        return storage
 
 
 def _check(data: bytes, storages: bool) -> None:
@@ -177,8 +177,8 @@ def end_of_pickle(data: bytes, storages: bool) -> int:
     run = re.compile(rb"(?:%b|%b|%b)*+" % (plain, _FIXED, put), re.DOTALL).match
     at = long = 0
     while True:
-        found: Any = run(data, at)
-        at = found.end()
+        match: Any = run(data, at)
+        at = match.end()
         if at >= len(data):
             raise Misfit("its pickle is truncated")
         code = data[at]
@@ -322,8 +322,8 @@ def dtype_of(module: str, name: str) -> Dtype | None:
     if module not in ("torch", "torch.cuda"):
         return None
     if name.endswith("Storage"):
-        found: Any = vars(torch).get(name)
-        dtype = getattr(found, "_dtype", None) if isinstance(found, type) else None
+        cls: Any = vars(torch).get(name)
+        dtype = getattr(cls, "_dtype", None) if isinstance(cls, type) else None
         if dtype is None and name == "UntypedStorage":
             return Dtype("uint8", 1)
     else:

@@ -106,12 +106,12 @@ class PtFolder(Format):
         names = [_FILE]
         if (path / _INDEX).is_file():
             places = read_settings(file_in(path, _INDEX)).get("weight_map")
-            found = [*places.values()] if isinstance(places, dict) else []
-            if not found or not all(isinstance(n, str) and _PART.fullmatch(n) for n in found):
+            files = [*places.values()] if isinstance(places, dict) else []
+            if not files or not all(isinstance(n, str) and _PART.fullmatch(n) for n in files):
                 raise CheckpointError(
                     f"{path / _INDEX}: refers to a file that is not in the folder"
                 )
-            names = sorted({*found})
+            names = sorted({*files})
         whole = Contents({}, files=tuple(path / name for name in names))
         for name in names:
             part = PtFile().read(file_in(path, name))

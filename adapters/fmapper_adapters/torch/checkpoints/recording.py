@@ -338,8 +338,8 @@ class TorchRecorder(Recorder):
     def _lazy_of(self, value: Any) -> LazyArray | None:
         if type(value) in (list, tuple):
             arrays = [self._lazy_of(item) for item in value]
-            known = [x for x in arrays if x is not None]
-            return stack(known) if known and len(known) == len(arrays) else None
+            lazy = [x for x in arrays if x is not None]
+            return stack(lazy) if lazy and len(lazy) == len(arrays) else None
         return None if self.recording is None else self.recording.lazy(value)
 
     def _to_numpy(self, tensor: torch.Tensor, original: Any, *args: Any, **options: Any) -> Any:

@@ -42,10 +42,10 @@ def one_hot(x: Tensor, num_classes: int, dtype: Any) -> Tensor:
 
 
 def _dtype(dtype: Any) -> torch.dtype:
-    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
-    if not isinstance(found, torch.dtype):
+    resolved = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
+    if not isinstance(resolved, torch.dtype):
         raise ValueError(f"torch has no dtype {dtype!r}")
-    return found
+    return resolved
 
 
 def conv(
@@ -67,8 +67,8 @@ def conv(
             for n in pair
         ]
         x = F.pad(x, pairs)
-    found: Tensor = _CONV[len(stride)](x, weight, bias, stride, even, dilation, groups)
-    return found
+    y: Tensor = _CONV[len(stride)](x, weight, bias, stride, even, dilation, groups)
+    return y
 
 
 def conv_transpose(
@@ -82,16 +82,14 @@ def conv_transpose(
     dilation: Sizes,
 ) -> Tensor:
     """Computes `F.conv_transpose1d` and so on."""
-    found: Tensor = _TRANSPOSED[len(stride)](
-        x, weight, bias, stride, padding, extra, groups, dilation
-    )
-    return found
+    y: Tensor = _TRANSPOSED[len(stride)](x, weight, bias, stride, padding, extra, groups, dilation)
+    return y
 
 
 def max_pool(x: Tensor, window: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
     """Computes `F.max_pool1d` and so on."""
-    found: Tensor = _MAX[len(window)](x, window, stride, padding)
-    return found
+    y: Tensor = _MAX[len(window)](x, window, stride, padding)
+    return y
 
 
 def avg_pool(
@@ -103,8 +101,8 @@ def avg_pool(
         wide = pool(x.float(), window, stride, padding, count_include_pad=count_include_pad)
         narrow: Tensor = wide.to(x.dtype)
         return narrow
-    found: Tensor = pool(x, window, stride, padding, count_include_pad=count_include_pad)
-    return found
+    y: Tensor = pool(x, window, stride, padding, count_include_pad=count_include_pad)
+    return y
 
 
 def gelu(x: Tensor, by_tanh: bool) -> Tensor:
@@ -176,13 +174,11 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> Tensor:
     """Computes `F.scaled_dot_product_attention`; zeros where a bool mask lets nothing through."""
-    found = F.scaled_dot_product_attention(
-        query, key, value, mask, is_causal=is_causal, scale=scale
-    )
+    y = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, scale=scale)
     if mask is None or mask.dtype is not torch.bool:
-        return found
+        return y
     # Not every kernel of torch does so.
-    return torch.where(mask.any(-1, keepdim=True), found, torch.zeros_like(found))
+    return torch.where(mask.any(-1, keepdim=True), y, torch.zeros_like(y))
 
 
 def cross_entropy(

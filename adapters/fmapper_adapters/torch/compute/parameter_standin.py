@@ -37,23 +37,23 @@ def stands_for(tensor: Any) -> tuple[type, bool] | None:
     cls = type(tensor)
     if cls is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):  # the check is slow
         return cls, tensor.requires_grad
-    found: tuple[type, bool] | None = getattr(tensor, _MARK, None)
-    return found
+    mark: tuple[type, bool] | None = getattr(tensor, _MARK, None)
+    return mark
 
 
 def stand_in(new: Any, old: Any) -> Any:
     """Makes `new` stand for the parameter that `old` is or stands for."""
-    known = stands_for(old)
-    if known is not None and new is not old:
+    mark = stands_for(old)
+    if mark is not None and new is not old:
         new.__dict__.update(old.__dict__)
-        setattr(new, _MARK, known)
+        setattr(new, _MARK, mark)
     return new
 
 
 def is_trained(tensor: Any) -> bool | None:
     """Returns whether a parameter, or its stand-in, is trained; None for other tensors."""
-    known = stands_for(tensor)
-    return None if known is None else known[1]
+    mark = stands_for(tensor)
+    return None if mark is None else mark[1]
 
 
 def forget(tensor: torch.Tensor) -> None:

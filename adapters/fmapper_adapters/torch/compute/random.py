@@ -58,8 +58,8 @@ def to_host(key: Tensor) -> np.ndarray[Any, Any]:
         TypeError: The key is traced, or has no values.
     """
     values, _ = tensors.plain(key)
-    found: np.ndarray[Any, Any] = values.cpu().numpy()
-    return found
+    words: np.ndarray[Any, Any] = values.cpu().numpy()
+    return words
 
 
 def put(array: Any, like: Tensor | None) -> Tensor:
@@ -109,9 +109,9 @@ def fold_in(key: Tensor, data: Any) -> Tensor:
 
 def bits(key: Tensor, width: int, shape: Sequence[int]) -> Tensor:
     """Draws random unsigned integers of 8, 16, 32 or 64 bits."""
-    found = _bits(key, width, shape)
+    words = _bits(key, width, shape)
     dtype: torch.dtype = getattr(torch, f"uint{width}")
-    return found.to(dtype)
+    return words.to(dtype)
 
 
 def uniform(key: Tensor, shape: Sequence[int], dtype: str, low: Any, high: Any) -> Tensor:
@@ -259,10 +259,10 @@ def randint(key: Tensor, shape: Sequence[int], low: Any, high: Any, dtype: str) 
         factor = ((root * root) & _LOW) % safe
         offset = ((((more % safe) * factor) & _LOW) + fewer % safe) & _LOW
         offset = torch.where(full, fewer, offset % safe)
-    found = low + offset
+    drawn = low + offset
     if dtype == "int32":
-        found = ((found + (1 << 31)) & _LOW) - (1 << 31)
-    result: Tensor = found.to(kind)
+        drawn = ((drawn + (1 << 31)) & _LOW) - (1 << 31)
+    result: Tensor = drawn.to(kind)
     return result
 
 

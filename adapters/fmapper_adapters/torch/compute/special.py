@@ -30,12 +30,12 @@ class _IncompleteGamma(torch.autograd.Function):
     @staticmethod
     def forward(a: Tensor, x: Tensor, upper: bool) -> Tensor:
         function = torch.special.gammaincc if upper else torch.special.gammainc
-        found = function(a.double(), x.double())  # torch's float32 is accurate to five digits
+        value = function(a.double(), x.double())  # torch's float32 is accurate to five digits
         # Follows JAX's series and fraction at zero and infinity, limits or not.
-        found = torch.where((x == torch.inf) & (a >= 0), 0.0 if upper else 1.0, found)
+        value = torch.where((x == torch.inf) & (a >= 0), 0.0 if upper else 1.0, value)
         unknown = torch.isnan(a) | torch.isnan(x) | ((a == 0) & (x <= 0 if upper else x < 1))
         unknown = unknown | ((a == torch.inf) & (x >= 1) & (x < torch.inf))
-        return torch.where(unknown, torch.nan, found).to(x.dtype)
+        return torch.where(unknown, torch.nan, value).to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -67,19 +67,19 @@ def gamma_slope(a: Tensor, x: Tensor) -> tuple[Tensor]:
     logarithm = torch.log(x)
     term = torch.exp(a * logarithm - x - torch.lgamma(a + 1))
     slope = logarithm - torch.digamma(a + 1)
-    found = term * slope
+    total = term * slope
     most, visible = _steps(x)
     for n in range(1, most):
         term = term * x / (a + n)
         slope = slope - 1 / (a + n)
-        found = found + term * slope
+        total = total + term * slope
         if visible and n % _EVERY == 0:
-            small = torch.abs(term * slope) < 1e-17 * torch.abs(found) + 1e-300
-            if bool((small & (a + n > x) | ~torch.isfinite(found)).all()):
+            small = torch.abs(term * slope) < 1e-17 * torch.abs(total) + 1e-300
+            if bool((small & (a + n > x) | ~torch.isfinite(total)).all()):
                 break
-    found = torch.where(x == 0, 0.0, found)
-    found = torch.where((x < 0) | (a <= 0) | torch.isnan(a) | torch.isnan(x), torch.nan, found)
-    return (found.to(dtype),)
+    total = torch.where(x == 0, 0.0, total)
+    total = torch.where((x < 0) | (a <= 0) | torch.isnan(a) | torch.isnan(x), torch.nan, total)
+    return (total.to(dtype),)
 
 
 class _IncompleteBeta(torch.autograd.Function):
@@ -119,10 +119,10 @@ def _beta(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     y = torch.where(turned, 1 - x, x)
     power = torch.xlogy(p, y) + torch.special.xlog1py(q, -y)
     front = torch.exp(power - torch.lgamma(p) - torch.lgamma(q) + torch.lgamma(p + q)) / p
-    found = front * _fraction(p, q, y)
-    found = torch.where(turned, 1 - found, found)
-    found = torch.where(one, 1.0, torch.where(zero, 0.0, found))
-    return torch.where(unknown | (nothing & everything), torch.nan, found)
+    value = front * _fraction(p, q, y)
+    value = torch.where(turned, 1 - value, value)
+    value = torch.where(one, 1.0, torch.where(zero, 0.0, value))
+    return torch.where(unknown | (nothing & everything), torch.nan, value)
 
 
 def _fraction(p: Tensor, q: Tensor, y: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def _fraction(p: Tensor, q: Tensor, y: Tensor) -> Tensor:
     upper = torch.ones_like(y)
     lower = 1 - (p + q) * y / (p + 1)
     lower = 1 / torch.where(torch.abs(lower) < least, least, lower)
-    found = lower
+    fraction = lower
     most, visible = _steps(y)
     for m in range(1, most):
         even = m * (q - m) * y / ((p + 2 * m - 1) * (p + 2 * m))
@@ -143,11 +143,11 @@ def _fraction(p: Tensor, q: Tensor, y: Tensor) -> Tensor:
             lower = 1 / torch.where(torch.abs(lower) < least, least, lower)
             upper = torch.where(torch.abs(upper) < least, least, upper)
             change = lower * upper
-            found = found * change
+            fraction = fraction * change
         if visible and m % _EVERY == 0 and bool((torch.abs(change - 1) < 5e-16).logical_or(
             ~torch.isfinite(change)).all()):  # fmt: skip
             break
-    return found
+    return fraction
 
 
 _WHOLE: tuple[Any, ...] = (incomplete_gamma, gamma_slope, incomplete_beta)

@@ -132,10 +132,10 @@ def compile(
             else tuple((type(x), repr(x)) for x in arrays if not isinstance(x, torch.Tensor))
         )
         signature = (key, numbers, _modes(), *map(_looks, tensors))
-        known = programs.get(signature, _UNKNOWN)
-        if known is None:
+        entry = programs.get(signature, _UNKNOWN)
+        if entry is None:
             return None
-        if known is _UNKNOWN:
+        if entry is _UNKNOWN:
             if any(x.is_neg() or x.is_conj() for x in tensors):
                 give_up(
                     "a tensor is negated or conjugated lazily. Call resolve_neg or resolve_conj"
@@ -149,11 +149,11 @@ def compile(
                 return None
             with turns:
                 if signature not in programs:
-                    found = _record(run, arrays, key, give_up)
-                    programs[signature] = found and found[:2]
-                    return found and (found[2], found[1])
+                    recording = _record(run, arrays, key, give_up)
+                    programs[signature] = recording and recording[:2]
+                    return recording and (recording[2], recording[1])
             return call(arrays, key)  # another thread has compiled it
-        program, rest = known
+        program, rest = entry
         turns.begin_replay()
         try:
             return program(*tensors), rest

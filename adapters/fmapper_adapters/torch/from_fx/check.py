@@ -125,8 +125,8 @@ def run(
         torch.random.fork_rng(devices=[]),
     ):
         torch.manual_seed(seed)
-        found, _ = pytree.tree_flatten_with_path(model(*args, **kwargs))
-        outputs = {f"output{pytree.keystr(path)}": leaf for path, leaf in found}
+        leaves, _ = pytree.tree_flatten_with_path(model(*args, **kwargs))
+        outputs = {f"output{pytree.keystr(path)}": leaf for path, leaf in leaves}
         for name, array in (*model.named_parameters(), *model.named_buffers()):
             if name in before and not _is_same(array, before[name]):
                 outputs[name] = array.detach().clone()
@@ -149,33 +149,33 @@ def attention(*, wanted: bool = False) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.is_sparse or equals(one.detach(), other.detach())
+def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return tensor.is_sparse or equals(tensor.detach(), other.detach())
 
 
-def _difference(found: Any, expected: Any) -> str | None:
+def _difference(actual: Any, expected: Any) -> str | None:
     """Describes the difference of an output from the expected one; None if there is none."""
     if not isinstance(expected, torch.Tensor):
         return None
-    if not isinstance(found, torch.Tensor):
+    if not isinstance(actual, torch.Tensor):
         return "is missing"
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return (
-            f"is {found.dtype} of shape {tuple(found.shape)}, but the module returns "
+            f"is {actual.dtype} of shape {tuple(actual.shape)}, but the module returns "
             f"{expected.dtype} of shape {tuple(expected.shape)}"
         )
     if not expected.numel() or expected.layout is not torch.strided:
         return None
     if not (expected.is_floating_point() or expected.is_complex()):
-        return None if torch.equal(found, expected) else "has other values"
+        return None if torch.equal(actual, expected) else "has other values"
     if expected.itemsize == 1:  # torch has no isfinite for float8
-        expected, found = expected.float(), found.float()
+        expected, actual = expected.float(), actual.float()
     finite = expected.isfinite()
-    if not torch.equal(finite, found.isfinite()):
+    if not torch.equal(finite, actual.isfinite()):
         return "is finite elsewhere"
     if not finite.any():
         return None
-    expected, found = expected[finite].to(torch.complex128), found[finite].to(torch.complex128)
-    worst = (found - expected).abs().max().item()
+    expected, actual = expected[finite].to(torch.complex128), actual[finite].to(torch.complex128)
+    worst = (actual - expected).abs().max().item()
     largest = expected.abs().max().item()
     return None if worst <= _TOLERANCE * max(largest, 1e-6) else f"differs by {worst:.2g}"

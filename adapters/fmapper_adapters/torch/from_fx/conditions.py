@@ -30,16 +30,16 @@ def with_plain_conditions(program: Program) -> Program:
         return program
     by_name = {call.name: call for call in graph.calls}
     calls: list[Call] = []
-    known: set[tuple[str, bool]] = set()
+    asserted: set[tuple[str, bool]] = set()
     for call in graph.calls:
-        found = _condition(call, by_name) if call.op.startswith(_ASSERTIONS) else None
-        if found is None:
+        condition = _condition(call, by_name) if call.op.startswith(_ASSERTIONS) else None
+        if condition is None:
             calls.append(call)
             continue
-        array, wanted = found
-        if wanted is None or (array, wanted) in known:
+        array, wanted = condition
+        if wanted is None or (array, wanted) in asserted:
             continue
-        known.add((array, wanted))
+        asserted.add((array, wanted))
         if not wanted:
             no = f"not_{call.name}"
             what = Call(no, "aten::logical_not.default", (Ref(array),), {}, call.module)
@@ -68,7 +68,7 @@ def _condition(call: Call, by_name: Mapping[str, Call]) -> tuple[str, bool | Non
         if made.op in _READS:
             reads[made.name] = _plain(made.args[0], by_name)
             return answer
-        return _FUNCTIONS[made.op](*(value(one, answer) for one in made.args))
+        return _FUNCTIONS[made.op](*(value(arg, answer) for arg in made.args))
 
     if not call.args or not isinstance(call.args[0], Ref):
         return None

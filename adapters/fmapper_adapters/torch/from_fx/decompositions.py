@@ -72,7 +72,7 @@ class _Cache:
     """Torch's last table, and the operations outside of ATen that existed when it was made."""
 
     table: Table | None = None
-    known: frozenset[Any] = frozenset()
+    custom: frozenset[Any] = frozenset()
     chosen: ClassVar[dict[frozenset[str], Decompositions]] = {}
 
 
@@ -93,8 +93,8 @@ def choose(exported: torch.export.ExportedProgram, whole: Collection[str] = ()) 
         for node in owner.graph.nodes
         if isinstance(node.target, _OVERLOAD) and node.target.namespace != "aten"
     }
-    if _Cache.table is None or not custom <= _Cache.known:
-        _Cache.known = _Cache.known | custom
+    if _Cache.table is None or not custom <= _Cache.custom:
+        _Cache.custom = _Cache.custom | custom
         torchs: Any = torch.export.default_decompositions()
         _Cache.table = dict(torchs.items())
         _Cache.chosen.clear()

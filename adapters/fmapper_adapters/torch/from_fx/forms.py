@@ -156,28 +156,28 @@ def other_forms(
         exported: The program as torch recorded it.
         table: Torch's decompositions without those of operations that are lowered whole.
     """
-    found: set[str] = set()
-    return frozenset(found) if _look(exported.graph_module, table, found) else None
+    forms: set[str] = set()
+    return frozenset(forms) if _look(exported.graph_module, table, forms) else None
 
 
-def _look(owner: GraphModule, table: Decompositions, found: set[str]) -> bool:
+def _look(owner: GraphModule, table: Decompositions, forms: set[str]) -> bool:
     """Returns whether all operations are in final form, or variants."""
     order = {node: i for i, node in enumerate(owner.graph.nodes)}
     for node in owner.graph.nodes:
         if node.op == "get_attr":
             inner = getattr(owner, str(node.target), None)
-            if not isinstance(inner, GraphModule) or not _look(inner, table, found):
+            if not isinstance(inner, GraphModule) or not _look(inner, table, forms):
                 return False
             if any(user.target is not _SET_GRAD for user in node.users):
                 return False
         elif node.op == "call_function":
             op = _form_of(node, order)
             if op is not None and not table.leave(node.target):
-                found.add(op)
+                forms.add(op)
             elif not (_is_kept(node) or table.leave(node.target)):
                 return False
             if node.target is _SET_GRAD:
-                found.add(WITHOUT_GRADIENTS)
+                forms.add(WITHOUT_GRADIENTS)
         elif node.op not in ("placeholder", "output"):
             return False
         if not _is_plain(node.meta.get("val")):
@@ -198,7 +198,7 @@ def _is_kept(node: Node) -> bool:
 def _is_plain(value: Any) -> bool:
     """Returns whether a value is a number, a dense real array, or several of these."""
     if isinstance(value, list | tuple):
-        return all(_is_plain(one) for one in value)
+        return all(_is_plain(item) for item in value)
     if not isinstance(value, torch.Tensor):
         return value is None or isinstance(value, (bool, int, float, str, *_SYMBOLIC))
     is_dense = value.layout is torch.strided and not value.is_complex()
@@ -220,7 +220,7 @@ def _is_on_one_device(node: Node, x: Node, *args: Any, **kwargs: Any) -> bool:
     """Returns whether a cast stays on the same device."""
     if kwargs.get("copy") or kwargs.get("memory_format") or True in args:
         return False
-    if any(isinstance(one, torch.memory_format) for one in args):
+    if any(isinstance(arg, torch.memory_format) for arg in args):
         return False
     return bool(_value(x).device == _value(node).device)
 
@@ -260,7 +260,9 @@ def _is_seen_once(node: Node, order: dict[Node, int]) -> bool:
         root = root.args[0]
     names = [root]
     for name in names:
-        names += [one for one in name.users if _is_in_place(one) and one.args[0] is name]
+        names += [
+            writer for writer in name.users if _is_in_place(writer) and writer.args[0] is name
+        ]
     return root.target in _NEW and all(
         order[user] > order[node] or user is node or user.target in _NEW or _is_in_place(user)
         for name in names
@@ -276,14 +278,14 @@ def _keeps_kind(node: Node) -> bool:
     """Returns whether the out-of-place operation gives the same dtype and shape."""
     if node.target in _WRITES:
         return True
-    given = [_value(one) for one in node.all_input_nodes]
+    given = [_value(source) for source in node.all_input_nodes]
     if any(free_unbacked_symbols(value) for value in given):  # torch would compare these sizes
         return all(getattr(value, "dtype", None) is _value(node).dtype for value in given)
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _value)
     wanted = _value(node)
     with wanted.fake_mode:
-        found = _overload(IN_PLACE[_FORMS[node.target]])(*args, **kwargs)
-    return bool(found.dtype == wanted.dtype and found.shape == wanted.shape)
+        result = _overload(IN_PLACE[_FORMS[node.target]])(*args, **kwargs)
+    return bool(result.dtype == wanted.dtype and result.shape == wanted.shape)
 
 
 def _value(node: Node) -> Any:

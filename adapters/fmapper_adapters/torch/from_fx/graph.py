@@ -72,8 +72,8 @@ def program(
     """
     signature = exported.graph_signature
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
-    own = signature_of.own_inputs(signature, nodes)
-    parts = () if calls is None else calls.parts(own, exported.graph)
+    labels = signature_of.own_inputs(signature, nodes)
+    parts = () if calls is None else calls.parts(labels, exported.graph)
     kept = None if calls is None else {*refs_in(tuple(part.result for part in parts))}
     reader = _GraphReader(exported.graph_module, whole, kept)
     graph = _without_tokens(reader.graph(), signature)
@@ -104,7 +104,7 @@ def program(
                 f"{type(module).__name__}: outputs of kind {kind} are not supported"
             )
     spec = exported.call_spec
-    found = Program(
+    recorded = Program(
         graph=graph,
         inputs=inputs,
         outputs=tuple(outputs),
@@ -126,32 +126,34 @@ def program(
         name=type(module).__name__,
         origin=origin_of(module),
     )
-    given = [one for one in inputs if one.kind in ("user", "static")]
-    paths = found.input_paths()
-    found.guards, found.fixed = guards.find_guards(exported, given, paths)
-    found.ones_like = signature_of.ones_like(module, dict(zip(paths, given, strict=True)))
+    given = [entry for entry in inputs if entry.kind in ("user", "static")]
+    paths = recorded.input_paths()
+    recorded.guards, recorded.fixed = guards.find_guards(exported, given, paths)
+    recorded.ones_like = signature_of.ones_like(module, dict(zip(paths, given, strict=True)))
     facts = SizeFacts.read(exported.graph_module)
     run = functools.partial(order.run, other_forms=other_forms, facts=facts)
     if calls is None:
-        return run(found)
-    found.parts, found.types, found.first_paths = parts, calls.types, calls.first_paths
-    found.lacks_training = "" if train else calls.left_out
+        return run(recorded)
+    recorded.parts, recorded.types, recorded.first_paths = parts, calls.types, calls.first_paths
+    recorded.lacks_training = "" if train else calls.left_out
     stacks = {node.name: functions_of(node) for node in exported.graph.nodes}
-    found = with_own_functions(found, stacks)
-    sources = {call.source for call in found.graph.walk()} | {one.source for one in found.parts}
-    found.lines = statements_at(sources)
-    return with_parts(found, run)
+    recorded = with_own_functions(recorded, stacks)
+    sources = {call.source for call in recorded.graph.walk()} | {
+        part.source for part in recorded.parts
+    }
+    recorded.lines = statements_at(sources)
+    return with_parts(recorded, run)
 
 
 def _from_parts(module: torch.nn.Module, names: _Names, attribute: str) -> dict[str, str]:
     """Collects an attribute that submodules converted earlier have about their arrays, by name."""
-    found = {}
+    facts = {}
     for path, part in module.named_modules():
         for name, kind in getattr(part, attribute, {}).items():
             full = names.canonical(f"{path}.{name}" if path else name)
             if full in names.parameters or full in names.buffers:
-                found[full] = kind
-    return found
+                facts[full] = kind
+    return facts
 
 
 def with_integers_as_buffers(program: Program) -> Program:
@@ -207,15 +209,15 @@ class _Names:
         self._exported = exported
 
     def _each_once(self, pairs: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
         first: dict[int, str] = {}
         for name, array in pairs:
             if id(array) in first:
                 self.aliases[name] = first[id(array)]
             else:
                 first[id(array)] = name
-                found[name] = array
-        return found
+                arrays[name] = array
+        return arrays
 
     def canonical(self, name: str) -> str:
         return self.aliases.get(name, name)
@@ -291,8 +293,8 @@ class _GraphReader:
                     calls.append(self._call(node, op))
             elif "_guards" not in str(node.target):
                 raise ConversionError(f"{node.name}: a call of {node.target} was left in the graph")
-        found = fold_backward(Graph(tuple(inputs), calls, outputs))
-        return found.without_dead_calls(
+        folded = fold_backward(Graph(tuple(inputs), calls, outputs))
+        return folded.without_dead_calls(
             lambda call: (
                 call.op.startswith(_EFFECTS)
                 or call.name in self._effects
@@ -456,8 +458,8 @@ def _is_sized(node: torch.fx.Node) -> bool:
     """Returns whether the size of a result depends on values, even if asserted."""
     if node.target is torch.ops.aten.index.Tensor:
         indices: Any = node.args[1]
-        found = [i.meta["val"].dtype for i in indices if isinstance(i, torch.fx.Node)]
-        return torch.bool in found or torch.uint8 in found
+        dtypes = [i.meta["val"].dtype for i in indices if isinstance(i, torch.fx.Node)]
+        return torch.bool in dtypes or torch.uint8 in dtypes
     packet = getattr(node.target, "overloadpacket", None)
     if packet is torch.ops.aten.repeat_interleave:
         repeats = node.args[:2][-1]
@@ -468,7 +470,7 @@ def _is_sized(node: torch.fx.Node) -> bool:
     pairs = zip(_private.schema_of(node.target).arguments, node.args, strict=False)
     return any(
         str(argument.real_type).replace("Optional", "").strip("[]") in ("int", "List[int")
-        and any(_is_read(one) for one in (value if isinstance(value, list | tuple) else [value]))
+        and any(_is_read(item) for item in (value if isinstance(value, list | tuple) else [value]))
         for argument, value in pairs
     )
 
@@ -484,7 +486,7 @@ def _results(value: Any, sized: bool = False) -> tuple[tuple[str, tuple[int | st
         shape = _shape(value.shape)
         return ((_name(value.dtype), ("u0", *shape[1:]) if sized else shape),)
     if isinstance(value, list | tuple):
-        return tuple(found for inner in value for found in _results(inner))
+        return tuple(result for inner in value for result in _results(inner))
     return ()
 
 

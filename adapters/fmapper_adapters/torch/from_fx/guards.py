@@ -88,13 +88,13 @@ def note_questions(dynamic_shapes: Any) -> Iterator[None]:
     ask: Any = SymNode.guard_bool
     evaluate: Any = ShapeEnv.evaluate_sym_node
     replace: Any = _private.get_replace_symbol()
-    own = threading.get_ident()
+    thread = threading.get_ident()
 
     def guard_bool(self: Any, file: str, line: int) -> Any:
         condition = getattr(self, "fmapper_condition", self.expr)
         answer = ask(self, file, line)
         # C++ names its file; conditions without symbols need no question
-        if not file and threading.get_ident() == own and condition.free_symbols:
+        if not file and threading.get_ident() == thread and condition.free_symbols:
             place = _line_asking(sys._getframe(1))
             if place is not None and self.shape_env is not None:
                 notes = _notes.setdefault(self.shape_env, _Notes())
@@ -102,11 +102,11 @@ def note_questions(dynamic_shapes: Any) -> Iterator[None]:
         return answer
 
     def evaluate_sym_node(self: Any, *args: Any, **options: Any) -> Any:
-        known = len(self.guards)
+        count = len(self.guards)
         answer = evaluate(self, *args, **options)
-        if threading.get_ident() == own and len(self.guards) > known:
+        if threading.get_ident() == thread and len(self.guards) > count:
             places = _notes.setdefault(self, _Notes()).places
-            for guard in self.guards[known:]:
+            for guard in self.guards[count:]:
                 places.setdefault(guard.expr, _line_of(sys._getframe(1)))
         return answer
 
@@ -126,7 +126,7 @@ def note_questions(dynamic_shapes: Any) -> Iterator[None]:
         return compare
 
     def set_replacement(self: Any, a: Any, tgt: Any, *rest: Any, **options: Any) -> Any:
-        if threading.get_ident() == own and not tgt.free_symbols:
+        if threading.get_ident() == thread and not tgt.free_symbols:
             places = _notes.setdefault(self, _Notes()).places
             places.setdefault(a, _line_of(sys._getframe(1)))
         return replace(self, a, tgt, *rest, **options)
@@ -178,8 +178,8 @@ def want(
     def look(path: Any, leaf: Any, shape: Any) -> None:
         if isinstance(leaf, torch.Tensor):
             source = sources[id(leaf)]
-            for d, one in shape.items() if isinstance(shape, dict) else enumerate(shape or ()):
-                if one is not None and type(one) is not int and one != torch.export.Dim.STATIC:
+            for d, size in shape.items() if isinstance(shape, dict) else enumerate(shape or ()):
+                if size is not None and type(size) is not int and size != torch.export.Dim.STATIC:
                     name = f"L{source}.size()[{d}]"
                     wanted.append((leaf, d, env.source_to_var.get(name)))
 
@@ -263,9 +263,9 @@ class _Reader:
         text = _show(condition.xreplace(called), question.answer)
         if question.place:
             text += f" at {question.place}"
-        found = _conditions(condition, question.answer)
-        if found is not None:
-            for key in found:
+        comparisons = _conditions(condition, question.answer)
+        if comparisons is not None:
+            for key in comparisons:
                 self.guards.setdefault(key, Guard(*key, text[:_LONGEST]))
         elif question in self._asked or _is_of_a_model(condition):
             for symbol in sorted(symbols, key=str):
@@ -282,7 +282,7 @@ def _conditions(condition: Any, answer: bool) -> list[tuple[str, str, int]] | No
         return _conditions(condition.args[0], not answer)
     if isinstance(condition, sympy.And if answer else sympy.Or):
         parts = [_conditions(part, answer) for part in condition.args]
-        return None if None in parts else [one for part in parts for one in part or ()]
+        return None if None in parts else [guard for part in parts for guard in part or ()]
     relation = _RELATIONS.get(type(condition))
     sides = () if relation is None else _whole_sides(*condition.args)
     if relation is None or not sides:
@@ -382,15 +382,15 @@ def _write(expression: Any) -> str | None:
     if name in ("CeilToInt", "FloorToInt", "TruncToInt"):
         over, under = _quotient(*expression.args)
         if name == "CeilToInt":
-            found = _write_call("floordiv", (-over, under))
-            return None if found is None else f"(-{found})"
+            quotient = _write_call("floordiv", (-over, under))
+            return None if quotient is None else f"(-{quotient})"
         return _write_call("floordiv", (over, under))
     if name in _FUNCTIONS:
         return _write_call(_FUNCTIONS[name], expression.args)
     if name == "CeilDiv":
-        found = _write_call("floordiv", (-expression.args[0], expression.args[1]))
-        return None if found is None else f"(-{found})"
-    parts = [_write(one) for one in expression.args]
+        quotient = _write_call("floordiv", (-expression.args[0], expression.args[1]))
+        return None if quotient is None else f"(-{quotient})"
+    parts = [_write(arg) for arg in expression.args]
     if any(part is None for part in parts):
         return None
     if isinstance(expression, sympy.Add):
@@ -422,13 +422,13 @@ _FUNCTIONS |= {"Max": "max", "Min": "min"}
 
 
 def _write_call(name: str, args: Sequence[Any]) -> str | None:
-    parts = [_write(one) for one in args]
+    parts = [_write(arg) for arg in args]
     if any(part is None for part in parts):
         return None
-    found = str(parts[0])
+    text = str(parts[0])
     for part in parts[1:]:  # `Max` takes any number
-        found = f"{name}({found}, {part})"
-    return found
+        text = f"{name}({text}, {part})"
+    return text
 
 
 def _fixed_sizes(
@@ -441,10 +441,10 @@ def _fixed_sizes(
     """Yields a sentence for each varying size that was fixed, with the reason."""
     leaves = pytree.tree_leaves(exported.example_inputs)
     for leaf, given, path in zip(leaves, inputs, paths, strict=True):
-        found = {d: symbol for one, d, symbol in notes.wanted if one is leaf}
+        symbols = {d: symbol for tensor, d, symbol in notes.wanted if tensor is leaf}
         for d, size in enumerate(given.shape):
-            if d in found and isinstance(size, int):
-                yield f"{path}.shape[{d}] is {size}: {_why(env, notes, found[d], size)}"
+            if d in symbols and isinstance(size, int):
+                yield f"{path}.shape[{d}] is {size}: {_why(env, notes, symbols[d], size)}"
 
 
 def _why(env: Any, notes: _Notes, symbol: Any, size: int) -> str:
@@ -481,8 +481,8 @@ def _line_of(frame: FrameType | None) -> str:
     while frame is not None and frame.f_code.co_filename != _END:
         name = frame.f_code.co_filename
         if name.startswith(_DYNAMO):
-            if found := TracingContext.extract_stack():
-                return f"{found[-1].filename}:{found[-1].lineno}"
+            if stack := TracingContext.extract_stack():
+                return f"{stack[-1].filename}:{stack[-1].lineno}"
         elif not name.startswith((_TORCH, _OWN, _MADE)):
             return f"{name}:{frame.f_lineno}"
         elif name.startswith(_MODELS[0]) and not name.endswith("module.py"):

@@ -80,10 +80,12 @@ def _hazard(node: Node, schema: Any) -> str:
         info = argument.alias_info
         into = written if info is not None and info.is_write else read
         into += pytree.tree_leaves(given.get(argument.name))
-    outs = [one for one in map(value_of, written) if isinstance(one, torch.Tensor)]
-    reads = [one for one in map(value_of, read) if isinstance(one, torch.Tensor)]
+    outs = [value for value in map(value_of, written) if isinstance(value, torch.Tensor)]
+    reads = [value for value in map(value_of, read) if isinstance(value, torch.Tensor)]
     by_element = _is_by_element(node.target)
-    if any(_depends_on_order(out, one, by_element=by_element) for out in outs for one in reads):
+    if any(
+        _depends_on_order(out, source, by_element=by_element) for out in outs for source in reads
+    ):
         return (
             "changes a tensor in place while it reads other elements of it, so the result depends "
             "on the order of these operations, and torch leaves it undefined. Read a copy, as in y "
@@ -146,7 +148,7 @@ def bases_of(node: Any) -> Iterator[Node]:
         schema = _private.schema_of(node.target)
         if node.target is operator.getitem:  # one of the views that `split` gives
             node = node.args[0]
-        elif schema is None or not any(one.alias_info for one in schema.returns):
+        elif schema is None or not any(result.alias_info for result in schema.returns):
             return
         else:
             node = node.args[0] if node.args else None
@@ -169,19 +171,19 @@ def _is_by_element(target: Any) -> bool:
     )
 
 
-def _depends_on_order(out: torch.Tensor, one: torch.Tensor, *, by_element: bool) -> bool:
+def _depends_on_order(out: torch.Tensor, source: torch.Tensor, *, by_element: bool) -> bool:
     """Returns whether a write may change what the same operation reads.
 
     Elements are assumed to be written in the order of their addresses.
     """
     try:
         if _private.identity_of(out.untyped_storage()) != _private.identity_of(
-            one.untyped_storage()
+            source.untyped_storage()
         ):
             return False
     except (NotImplementedError, RuntimeError):  # sparse, or of a class without storage
         return False
-    first, second = _layout(out), _layout(one)
+    first, second = _layout(out), _layout(source)
     if first is None or second is None or not _share(first, second):
         return False
     wide = _broadcast(second, first.shape)
@@ -226,7 +228,7 @@ def _broadcast(layout: _Layout, shape: tuple[int, ...]) -> _Layout | None:
     return layout._replace(shape=shape, strides=tuple(strides))
 
 
-def _share(one: _Layout, other: _Layout) -> bool:
+def _share(first: _Layout, second: _Layout) -> bool:
     """Returns whether two layouts of one storage have an element in common."""
 
     def geometry(layout: _Layout) -> Any:
@@ -240,16 +242,16 @@ def _share(one: _Layout, other: _Layout) -> bool:
         return np.asarray(type("Geometry", (), {"__array_interface__": interface})())
 
     try:
-        return bool(np.shares_memory(geometry(one), geometry(other), max_work=100_000))  # type: ignore[arg-type]
+        return bool(np.shares_memory(geometry(first), geometry(second), max_work=100_000))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
 
 def _addresses(layout: _Layout) -> Any:
     """Returns the address of every element, in the order of the elements."""
-    found = np.full((1,) * len(layout.shape), layout.start, np.int64)
+    addresses = np.full((1,) * len(layout.shape), layout.start, np.int64)
     for axis, (size, stride) in enumerate(zip(layout.shape, layout.strides, strict=True)):
         along = [1] * len(layout.shape)
         along[axis] = size
-        found = found + (np.arange(size) * stride).reshape(along)
-    return found.reshape(-1)
+        addresses = addresses + (np.arange(size) * stride).reshape(along)
+    return addresses.reshape(-1)

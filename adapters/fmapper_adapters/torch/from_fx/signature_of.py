@@ -42,12 +42,12 @@ _KINDS = {
 
 def parameters(module: torch.nn.Module) -> tuple[Parameter, ...]:
     """Returns the parameters of `forward`."""
-    found = []
+    entries = []
     for parameter in inspect.signature(module.forward).parameters.values():
         default = parameter.default
         required = default is inspect.Parameter.empty
         plain = default is None or isinstance(default, bool | int | float | str)
-        found.append(
+        entries.append(
             Parameter(
                 parameter.name,
                 _KINDS[parameter.kind],
@@ -55,7 +55,7 @@ def parameters(module: torch.nn.Module) -> tuple[Parameter, ...]:
                 required,
             )
         )
-    return tuple(found)
+    return tuple(entries)
 
 
 def ones_like(module: torch.nn.Module, inputs: Mapping[str, Input]) -> dict[str, str]:
@@ -70,12 +70,12 @@ def ones_like(module: torch.nn.Module, inputs: Mapping[str, Input]) -> dict[str,
     transformers = sys.modules.get("transformers")
     if transformers is None or not isinstance(module, transformers.PreTrainedModel):
         return {}
-    found = inspect.signature(module.forward).parameters
-    is_optional = "attention_mask" in found and found["attention_mask"].default is None
+    arguments = inspect.signature(module.forward).parameters
+    is_optional = "attention_mask" in arguments and arguments["attention_mask"].default is None
     mask, tokens = (inputs.get(name) for name in ("attention_mask", "input_ids"))
     if not is_optional or mask is None or tokens is None:
         return {}
-    shapes = [[n if isinstance(n, int) else None for n in one.shape] for one in (mask, tokens)]
+    shapes = [[n if isinstance(n, int) else None for n in entry.shape] for entry in (mask, tokens)]
     return {"attention_mask": "input_ids"} if shapes[0] == shapes[1] else {}
 
 

@@ -64,7 +64,7 @@ def inline(owner: GraphModule, call: Node, stop: Any) -> None:
     graph = owner.graph
     given = iter(call.args[2:])
     values: dict[Node, Any] = {}
-    own: set[Node] = set()
+    copies: set[Node] = set()
     results: Any = ()
     with graph.inserting_before(call):
         for node in inner.graph.nodes:
@@ -75,9 +75,9 @@ def inline(owner: GraphModule, call: Node, stop: Any) -> None:
             elif node.op == "get_attr":
                 values[node] = _adopt(owner, call, inner, node)
             else:
-                values[node] = _copy(graph, node, values, own, stop)
+                values[node] = _copy(graph, node, values, copies, stop)
         outer = set(call.all_input_nodes)  # what a write to one of them returns is itself
-        ends = [one if one in outer else _end(graph, one) for one in results]
+        ends = [result if result in outer else _end(graph, result) for result in results]
     for user in list(call.users):
         at: Any = user.args[1]
         user.replace_all_uses_with(ends[at])
@@ -98,22 +98,22 @@ def _adopt(owner: GraphModule, call: Node, inner: GraphModule, node: Node) -> No
     return new
 
 
-def _copy(graph: Graph, node: Node, values: dict[Node, Any], own: set[Node], stop: Any) -> Node:
+def _copy(graph: Graph, node: Node, values: dict[Node, Any], copies: set[Node], stop: Any) -> Node:
     """Copies an operation; one that writes gets a copy to write to, whose values are copied on.
 
     Args:
         graph: The graph that the copy is added to.
         node: The operation.
         values: The values of the part -> those in the graph; is added to.
-        own: Values whose memory is of the part alone; is added to.
+        copies: Values whose memory is of the part alone; is added to.
         stop: The operation that ends gradients.
     """
     new = graph.node_copy(node, values.__getitem__)
     written = list(_writes(new))
     name = str(getattr(node.target, "__name__", "")).partition(".")[0]
-    if name in _NEW or (written and own.issuperset(written)):
-        own.add(new)
-    for target in (one for one in written if one not in own):
+    if name in _NEW or (written and copies.issuperset(written)):
+        copies.add(new)
+    for target in (tensor for tensor in written if tensor not in copies):
         with graph.inserting_before(new):
             apart = graph.call_function(stop, (target,))
             apart.meta = _meta_of(target, new)
@@ -177,10 +177,10 @@ def end_at_detach(graph: Graph, stop: Any) -> bool:
         there = [node for node in detached if order[node] < order[write]]
         seen, todo, last = {branch}, [branch], write
         while todo:
-            own = todo.pop(0)
-            pairs = [(node, sources[node]) for node in there if branches[sources[node]] is own]
-            if own in sources:
-                pairs.append((sources[own], own))
+            current = todo.pop(0)
+            pairs = [(node, sources[node]) for node in there if branches[sources[node]] is current]
+            if current in sources:
+                pairs.append((sources[current], current))
             for target, source in pairs:
                 if branches[target] not in seen:
                     seen.add(branches[target])

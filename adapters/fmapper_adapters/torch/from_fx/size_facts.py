@@ -23,7 +23,7 @@ class SizeFacts:
         shapes: The shape of each array, with symbols.
         numbers: Each number that is read or computed, with symbols.
         dtypes: The dtype of each array.
-        known: Symbols that are asserted to be a number.
+        fixed: Symbols that are asserted to be a number.
         symbols: All symbols for numbers that are read from arrays.
         is_sized: Whether sizes depend on values, even on values that torch knows.
     """
@@ -31,7 +31,7 @@ class SizeFacts:
     shapes: dict[str, Sizes]
     numbers: dict[str, Any]
     dtypes: dict[str, str]
-    known: dict[Any, int]
+    fixed: dict[Any, int]
     symbols: frozenset[Any]
     is_sized: bool
 
@@ -41,7 +41,7 @@ class SizeFacts:
         shapes: dict[str, Sizes] = {}
         numbers: dict[str, Any] = {}
         dtypes: dict[str, str] = {}
-        known: dict[Any, int] = {}
+        fixed: dict[Any, int] = {}
         symbols: set[Any] = set()
         sized = False
         for node in module.graph.nodes:
@@ -51,14 +51,14 @@ class SizeFacts:
                 dtypes[node.name] = str(value.dtype).removeprefix("torch.")
             elif isinstance(value, torch.SymInt):
                 numbers[node.name] = expression_of(value)
-            for one in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(one, torch.Tensor | torch.SymInt):
-                    symbols |= set(free_unbacked_symbols(one))
+            for item in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(item, torch.Tensor | torch.SymInt):
+                    symbols |= set(free_unbacked_symbols(item))
             if node.target is torch.ops.aten._assert_scalar.default:
-                known |= _asserted_symbol(node.args[0])
+                fixed |= _asserted_symbol(node.args[0])
             packet = getattr(node.target, "overloadpacket", None)
             sized = sized or packet in _SIZED or (packet is _INDEX and _has_mask(node))
-        return cls(shapes, numbers, dtypes, known, frozenset(symbols), sized)
+        return cls(shapes, numbers, dtypes, fixed, frozenset(symbols), sized)
 
     def with_results(self, graph: Graph) -> SizeFacts:
         """Adds the arrays that only a rewritten graph has, whose sizes have torch's names."""
@@ -89,7 +89,7 @@ _INDEX = torch.ops.aten.index
 
 def _has_mask(node: torch.fx.Node) -> bool:
     indices: Any = node.args[1]
-    kinds = [one.meta["val"].dtype for one in indices if isinstance(one, torch.fx.Node)]
+    kinds = [index.meta["val"].dtype for index in indices if isinstance(index, torch.fx.Node)]
     return torch.bool in kinds or torch.uint8 in kinds
 
 
@@ -102,8 +102,8 @@ def _asserted_symbol(condition: Any) -> dict[Any, int]:
     """Returns the symbol that an assertion fixes to a number, if it does."""
     if not isinstance(condition, torch.fx.Node) or condition.target is not operator.eq:
         return {}
-    for one, other in (condition.args, condition.args[::-1]):
-        value = one.meta.get("val") if isinstance(one, torch.fx.Node) else None
+    for side, other in (condition.args, condition.args[::-1]):
+        value = side.meta.get("val") if isinstance(side, torch.fx.Node) else None
         if isinstance(value, torch.SymInt) and type(other) is int:
             expression = expression_of(value)
             if isinstance(expression, sympy.Symbol):

@@ -47,8 +47,8 @@ def with_parts(program: Program, run: order.Pass) -> Program:
     count = len(done.graph.outputs) - len(names)
     copied = {c.name: c.args[0] for c in done.graph.calls if c.name in copies.values()}
     left = [
-        copied.get(one.name, one) if isinstance(one, Ref) else one
-        for one in done.graph.outputs[count:]
+        copied.get(output.name, output) if isinstance(output, Ref) else output
+        for output in done.graph.outputs[count:]
     ]
     became = dict(zip(names, left, strict=True))
     done.parts = tuple(
@@ -104,15 +104,15 @@ def _with_copies(calls: Sequence[Call], names: set[str]) -> tuple[list[Call], di
         for call in calls
         if call.op.partition(".")[0].endswith("_") and call.args and isinstance(call.args[0], Ref)
     }
-    found: list[Call] = []
+    extended: list[Call] = []
     copies: dict[str, str] = {}
     for call in calls:
-        found.append(call)
+        extended.append(call)
         if call.name in changed & names and len(call.result) == 1:
             copies[call.name] = f"{call.name}_before"
             copy = dataclasses.replace(call, name=copies[call.name], op="aten::clone.default")
-            found.append(dataclasses.replace(copy, args=(Ref(call.name),), kwargs={}))
-    return found, copies
+            extended.append(dataclasses.replace(copy, args=(Ref(call.name),), kwargs={}))
+    return extended, copies
 
 
 def _in_their_parts(calls: Sequence[Call], parts: Sequence[Part]) -> list[Call]:
@@ -129,10 +129,10 @@ def _in_their_parts(calls: Sequence[Call], parts: Sequence[Part]) -> list[Call]:
             results.setdefault(part.result.name, []).append(part)
     users: dict[str, list[str]] = {}
     for call in calls:
-        inner = [one for graph in call.graphs() for one in graph.walk()]
-        for value in {value for one in (call, *inner) for value in one.refs()}:
+        inner = [reader for graph in call.graphs() for reader in graph.walk()]
+        for value in {value for reader in (call, *inner) for value in reader.refs()}:
             users.setdefault(value, []).append(call.name)
-    told = {*refs_in(tuple((part.arguments, part.result) for part in parts))}
+    borders = {*refs_in(tuple((part.arguments, part.result) for part in parts))}
     moved: dict[str, tuple[str, str]] = {}  # calls -> the part that they were in, and are in
     for call in reversed(calls):
         place = call.module
@@ -146,7 +146,7 @@ def _in_their_parts(calls: Sequence[Call], parts: Sequence[Part]) -> list[Call]:
             moved[call.name] = call.module, place
             continue
         onto = {moved.get(user) for user in users.get(call.name, ())}
-        follow = next(iter(onto)) if len(onto) == 1 and call.name not in told else None
+        follow = next(iter(onto)) if len(onto) == 1 and call.name not in borders else None
         if follow is not None and follow[0] == call.module:
             moved[call.name] = follow
     return [

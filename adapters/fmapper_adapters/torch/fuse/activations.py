@@ -37,8 +37,8 @@ def _gate(look: Any, x: Any, gate: Any, numbers: list[Any]) -> tuple[str, dict[s
     if call.op == "lax::erfc" and _is_multiple(look, call.args[0], x, -math.sqrt(0.5)):
         return "torch::gelu", {"approximate": "none"}
     if call.op == "lax::add":
-        for one, function in (call.args, call.args[::-1]):
-            if look.number(one) != 1:
+        for number, function in (call.args, call.args[::-1]):
+            if look.number(number) != 1:
                 continue
             inner = look.call(function, "erf", "tanh")
             if inner is None:
@@ -57,7 +57,7 @@ def _is_multiple(look: Any, value: Any, x: Any, factor: float) -> bool:
     if call is not None and call.op == "lax::div" and call.args[0] == x:
         number = look.number(call.args[1])
         return number is not None and _close([1 / number], [factor])
-    found = 1.0
+    product = 1.0
     seen = 0
     for part in look.factors(value, ()):
         negated = look.call(part, "neg")
@@ -65,13 +65,13 @@ def _is_multiple(look: Any, value: Any, x: Any, factor: float) -> bool:
         sign = -1.0 if negated is not None else 1.0
         number = look.number(inner)
         if number is not None:
-            found *= sign * number
+            product *= sign * number
         elif inner == x:
-            found *= sign
+            product *= sign
             seen += 1
         else:
             return False
-    return seen == 1 and _close([found], [factor])
+    return seen == 1 and _close([product], [factor])
 
 
 def _is_cubic(look: Any, value: Any, x: Any) -> bool:
@@ -104,7 +104,7 @@ def _is_cubic(look: Any, value: Any, x: Any) -> bool:
     return False
 
 
-def _close(found: list[Any], wanted: list[float]) -> bool:
-    return len(found) == len(wanted) and all(
-        math.isclose(a, b, rel_tol=1e-6) for a, b in zip(found, wanted, strict=True)
+def _close(numbers: list[Any], wanted: list[float]) -> bool:
+    return len(numbers) == len(wanted) and all(
+        math.isclose(a, b, rel_tol=1e-6) for a, b in zip(numbers, wanted, strict=True)
     )

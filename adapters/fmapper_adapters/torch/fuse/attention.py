@@ -20,9 +20,9 @@ def find(rewriter: Any, call: Call) -> Any | None:
         weights, at = look.origin(call.args[i])
         softmax = look.call(weights, "torch::softmax")
         if softmax is not None:
-            found = _attention(rewriter, call, softmax, at, i)
-            if found is not None:
-                return found
+            fused = _attention(rewriter, call, softmax, at, i)
+            if fused is not None:
+                return fused
     return None
 
 
@@ -154,15 +154,15 @@ def _is_moderate(look: Any, value: Any) -> bool:
     """
     todo, seen = [value], set()
     while todo:
-        one = todo.pop()
-        if isinstance(one, Scalar):
-            if abs(one.value) >= _LARGE:
+        term = todo.pop()
+        if isinstance(term, Scalar):
+            if abs(term.value) >= _LARGE:
                 return False
-        elif isinstance(one, Ref) and one.name not in seen:
-            seen.add(one.name)
-            call = look.call(one)
-            if call is None and look.roles.get(one.name) != "trained":
-                if not look.dtype(one).startswith(("int", "uint")):
+        elif isinstance(term, Ref) and term.name not in seen:
+            seen.add(term.name)
+            call = look.call(term)
+            if call is None and look.roles.get(term.name) != "trained":
+                if not look.dtype(term).startswith(("int", "uint")):
                     return False
             elif call is not None:
                 todo += call.args
@@ -248,12 +248,12 @@ def _result_labels(
     """Returns the labels of the result's dimensions that are not of size 1."""
     pairs = call.kwargs["dimension_numbers"]
     labels = (in_weights, of_v) if side == 0 else (of_v, in_weights)
-    found: list[Any] = [labels[0].get(i) for i in pairs[1][0]]
+    ordered: list[Any] = [labels[0].get(i) for i in pairs[1][0]]
     for n in (0, 1):
         taken = (*pairs[0][n], *pairs[1][n])
         rank = len(look.shape(call.args[n]))
-        found += [labels[n].get(i) for i in range(rank) if i not in taken]
-    return {i: label for i, label in enumerate(found) if label is not None}
+        ordered += [labels[n].get(i) for i in range(rank) if i not in taken]
+    return {i: label for i, label in enumerate(ordered) if label is not None}
 
 
 def _place(

@@ -44,8 +44,8 @@ def find(rewriter: Any, call: Call) -> Any | None:
             changed = True
     if not changed:
         return None
-    own = replace(call, args=tuple(args))
-    return rewriter.call(own.op, *own.args, shape=shape, dtype=dtype, **own.kwargs)
+    smaller = replace(call, args=tuple(args))
+    return rewriter.call(smaller.op, *smaller.args, shape=shape, dtype=dtype, **smaller.kwargs)
 
 
 def _is_broadcast(look: Any, value: Any) -> bool:
@@ -61,10 +61,10 @@ def _smaller(rewriter: Any, value: Any, shape: tuple[Any, ...], *, scalar: bool)
     source, at = look.origin(value)
     if source == value:
         return None
-    own = look.shape(source)
-    offset = len(shape) - len(own)
+    source_shape = look.shape(source)
+    offset = len(shape) - len(source_shape)
     if offset < 0:
         return None
-    if all(at.get(i, i + offset) == i + offset for i in range(len(own))):
+    if all(at.get(i, i + offset) == i + offset for i in range(len(source_shape))):
         return source
     return None

@@ -67,10 +67,10 @@ def find(rewriter: Any, call: Call) -> Any | None:
         product = look.call(call.args[i], "dot_general")
         if product is None or tuple(product.result[0][1]) != tuple(shape):
             continue
-        found = _weights(look, product)
-        if found is None or any(look.dtype(v) != dtype for v in product.args):
+        weights = _weights(look, product)
+        if weights is None or any(look.dtype(v) != dtype for v in product.args):
             continue
-        transposed, summed, made = found
+        transposed, summed, made = weights
         x, w = product.args
         bias = look.align(call.args[1 - i], tuple(range(len(shape) - made, len(shape))))
         if bias is None or look.shape(bias) != tuple(shape[len(shape) - made :]):

@@ -32,23 +32,23 @@ _EXACT = 1 << 24  # up to which integers are exact in float32
 def fold(graph: Graph, kinds: Mapping[str, Any], borders: set[str]) -> Graph:
     """Folds calls whose results are known or equal to an operand; `borders` as for `Look`."""
     look = Look(graph, kinds, borders=borders)
-    known: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     calls = []
     for call in graph.calls:
         new = replace(
-            call, args=substitute(call.args, known), kwargs=substitute(call.kwargs, known)
+            call, args=substitute(call.args, values), kwargs=substitute(call.kwargs, values)
         )
         look.reader = new.module
-        found = _result(new, look)
-        if found is None or isinstance(found, Call):
-            new = found or new
+        result = _result(new, look)
+        if result is None or isinstance(result, Call):
+            new = result or new
             calls.append(new)
             look.calls[new.name] = new
         else:
-            known[call.name] = found
-            if isinstance(found, Ref):
-                look.replace(call.name, found.name)
-    return Graph(graph.inputs, calls, substitute(graph.outputs, known), graph.kinds)
+            values[call.name] = result
+            if isinstance(result, Ref):
+                look.replace(call.name, result.name)
+    return Graph(graph.inputs, calls, substitute(graph.outputs, values), graph.kinds)
 
 
 def _result(call: Call, look: Look) -> Any | None:
@@ -95,8 +95,8 @@ def _compute(name: str, a: Any, b: Any, dtype: str) -> Scalar | None:
     if name in _COMPUTED and dtype in ("int32", "int64", "float32", "float64"):
         if name in ("max", "min") and a == b == 0:
             return None  # of -0.0 and 0.0
-        found = _COMPUTED[name](a, b)
-        return Scalar(found, dtype) if abs(found) < _EXACT else None
+        result = _COMPUTED[name](a, b)
+        return Scalar(result, dtype) if abs(result) < _EXACT else None
     return None
 
 

@@ -65,11 +65,11 @@ class Look:
 
     def call(self, value: Any, *ops: str) -> Call | None:
         """Returns the call behind a value, if it is one of these primitives."""
-        found = self.calls.get(value.name) if isinstance(value, Ref) else None
-        if found is None or (ops and found.op.removeprefix("lax::") not in ops):
+        call = self.calls.get(value.name) if isinstance(value, Ref) else None
+        if call is None or (ops and call.op.removeprefix("lax::") not in ops):
             return None
-        is_of_other = found.module != self.reader and found.name in self._borders
-        return None if is_of_other else found
+        is_of_other = call.module != self.reader and call.name in self._borders
+        return None if is_of_other else call
 
     def shape(self, value: Any) -> Shape:
         """Returns the shape of a value."""
@@ -139,11 +139,11 @@ class Look:
             return {i: j for j, i in pairs if source[i] != 1}
         if "dimensions" in kwargs and call.op == "lax::reshape":
             return None
-        own = [i for i, n in enumerate(source) if n != 1]
+        old = [i for i, n in enumerate(source) if n != 1]
         new = [j for j, n in enumerate(target) if n != 1]
-        if [source[i] for i in own] != [target[j] for j in new]:
+        if [source[i] for i in old] != [target[j] for j in new]:
             return None
-        return dict(zip(own, new, strict=True))
+        return dict(zip(old, new, strict=True))
 
     def same(self, a: Any, b: Any) -> bool:
         """Returns whether two values are one, in the same layout."""
@@ -217,8 +217,8 @@ class Look:
         size = Polynomial.product(full[i] for i in axes)
         if not axes or division.op == "lax::mul" or count not in (size, size.number):
             return None
-        for one in (value, division.args[0]):
-            if self.unreduce(one, full, axes) is None:
+        for reduced in (value, division.args[0]):
+            if self.unreduce(reduced, full, axes) is None:
                 return None
         return total.args[0], axes
 

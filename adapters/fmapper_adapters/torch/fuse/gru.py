@@ -106,7 +106,7 @@ def _is_difference(look: Look, a: Any, b: Any, value: Any) -> bool:
 
 def _reset(look: Look, value: Any) -> tuple[Any, Any, list[Any]] | None:
     """Returns the reset gate's argument, what it multiplies, and the other terms."""
-    found: list[tuple[Any, Any]] = []
+    resets: list[tuple[Any, Any]] = []
     rest: list[Any] = []
     todo = [value]
     while todo:
@@ -118,6 +118,6 @@ def _reset(look: Look, value: Any) -> tuple[Any, Any, list[Any]] | None:
         factors = (None, None) if call is None else call.args
         pairs = [(look.call(x, "logistic"), y) for x, y in (factors, factors[::-1])]
         gated = [(gate.args[0], y) for gate, y in pairs if gate is not None]
-        found += gated
+        resets += gated
         rest += [] if gated else [term]
-    return (*found[0], rest) if len(found) == 1 else None
+    return (*resets[0], rest) if len(resets) == 1 else None

@@ -15,8 +15,8 @@ def find(rewriter: Any, call: Call) -> Any | None:
         return None
     dtype, shape = call.result[0]
     source, at = look.origin(Ref(call.name))
-    own = look.shape(source)
-    large = [i for i, n in enumerate(own) if n != 1]
+    current = look.shape(source)
+    large = [i for i, n in enumerate(current) if n != 1]
     if source in (call.args[0], Ref(call.name)) or sorted(at) != large:
         return None
     if sorted(at.values()) != [j for j, n in enumerate(shape) if n != 1]:
@@ -24,28 +24,28 @@ def find(rewriter: Any, call: Call) -> Any | None:
     order = sorted(large, key=lambda i: at[i])
     value = source
     if order != large:
-        if len(large) != len(own):
-            if own != tuple(shape[at[i]] if i in at else 1 for i in range(len(own))):
+        if len(large) != len(current):
+            if current != tuple(shape[at[i]] if i in at else 1 for i in range(len(current))):
                 return None
-            rest = [i for i in range(len(own)) if i not in at]
+            rest = [i for i in range(len(current)) if i not in at]
             order = _weave(order, rest, at, shape)
-        moved = tuple(own[i] for i in order)
+        moved = tuple(current[i] for i in order)
         value = rewriter.call(
             "lax::transpose", value, permutation=tuple(order), shape=moved, dtype=dtype
         )
-        own = moved
-    if own == tuple(shape):
+        current = moved
+    if current == tuple(shape):
         return value
     return rewriter.call("lax::reshape", value, new_sizes=shape, shape=shape, dtype=dtype)
 
 
 def _weave(order: list[int], rest: list[int], at: dict[int, int], shape: Any) -> list[int]:
     """Returns an order of all dimensions, with those of size 1 as in the result."""
-    found: list[int] = []
+    woven: list[int] = []
     left, large = list(rest), list(order)
     for n in shape:
         if n != 1 and large:
-            found.append(large.pop(0))
+            woven.append(large.pop(0))
         elif left:
-            found.append(left.pop(0))
-    return found + left + large
+            woven.append(left.pop(0))
+    return woven + left + large

@@ -14,10 +14,10 @@ def find(rewriter: Any, call: Call) -> Any | None:
     dtype, shape = call.result[0]
     if dtype not in ("float32", "float64", "bfloat16"):
         return None  # squares of float16 overflow in JAX
-    found = _extend(rewriter, call, dtype, tuple(shape))
-    if found is None and call.op == "lax::mul":
-        found = _norm(rewriter, call, dtype, tuple(shape))
-    return found
+    norm = _extend(rewriter, call, dtype, tuple(shape))
+    if norm is None and call.op == "lax::mul":
+        norm = _norm(rewriter, call, dtype, tuple(shape))
+    return norm
 
 
 def _extend(rewriter: Any, call: Call, dtype: str, shape: tuple[Any, ...]) -> Any | None:
@@ -46,10 +46,10 @@ def _weight(
     look: Any, value: Any, axes: tuple[int, ...], shape: tuple[Any, ...], dtype: str
 ) -> Any | None:
     """Returns a scale or bias in torch's shape."""
-    found = look.align(value, axes)
-    if found is None or look.shape(found) != tuple(shape[i] for i in axes):
+    weight = look.align(value, axes)
+    if weight is None or look.shape(weight) != tuple(shape[i] for i in axes):
         return None
-    return found if look.dtype(found) == dtype else None
+    return weight if look.dtype(weight) == dtype else None
 
 
 def _norm(rewriter: Any, product: Call, dtype: str, shape: tuple[Any, ...]) -> Any | None:
@@ -73,11 +73,11 @@ def _norm(rewriter: Any, product: Call, dtype: str, shape: tuple[Any, ...]) -> A
                 if look.shape(x) != shape:
                     continue
                 scale = [f for f in rest if f is not x]
-                found = _own_statistics(
+                fused = _own_statistics(
                     rewriter, x, root, variance, number, scale, dtype, shape
                 ) or _given_statistics(rewriter, x, root, variance, number, scale, dtype, shape)
-                if found is not None:
-                    return found
+                if fused is not None:
+                    return fused
     return None
 
 
@@ -135,10 +135,10 @@ def _given_statistics(
     for channel in range(len(shape)):
         parts = []
         for value in (centred.args[1], variance, *(scale or [None])):
-            found = None if value is None else _weight(look, value, (channel,), shape, dtype)
-            if value is not None and (found is None or look.call(found) is not None):
+            part = None if value is None else _weight(look, value, (channel,), shape, dtype)
+            if value is not None and (part is None or look.call(part) is not None):
                 break
-            parts.append(found)
+            parts.append(part)
         else:
             if look.origin(root)[1] == {} or set(look.origin(root)[1].values()) <= {channel}:
                 return rewriter.call(
@@ -153,10 +153,10 @@ def find_mean(rewriter: Any, call: Call) -> Any | None:
     if call.op != "lax::div" or call.result[0][0] not in ("float32", "float64"):
         return None  # sums of float16 overflow in JAX
     look = rewriter.look
-    found = look.mean_of(Ref(call.name))
-    if found is None:
+    mean = look.mean_of(Ref(call.name))
+    if mean is None:
         return None
-    x, axes = found
+    x, axes = mean
     dtype, shape = call.result[0]
     full = look.shape(x)
     kept = tuple(1 if i in axes else n for i, n in enumerate(full))

@@ -127,26 +127,26 @@ class Reader:
 
     def gate(self, value: Any) -> Gate | None:
         """Returns the gate whose sum a value is."""
-        found = self.terms([value])
-        if found is None or len(found["x"]) != 1 or len(found["h"]) != 1:
+        terms = self.terms([value])
+        if terms is None or len(terms["x"]) != 1 or len(terms["h"]) != 1:
             return None
-        return Gate(found["x"][0], found["h"][0], tuple(found["bias"]), sum(found["number"]))
+        return Gate(terms["x"][0], terms["h"][0], tuple(terms["bias"]), sum(terms["number"]))
 
     def terms(self, values: list[Any]) -> dict[str, list[Any]] | None:
         """Returns the terms of a sum by kind: of x, of h, biases, numbers; None for others."""
-        found: dict[str, list[Any]] = {"x": [], "h": [], "bias": [], "number": []}
-        return found if all(self._add(value, 0, found) for value in values) else None
+        terms: dict[str, list[Any]] = {"x": [], "h": [], "bias": [], "number": []}
+        return terms if all(self._add(value, 0, terms) for value in values) else None
 
-    def _add(self, value: Any, start: int, found: dict[str, list[Any]]) -> bool:
+    def _add(self, value: Any, start: int, terms: dict[str, list[Any]]) -> bool:
         """Records the terms of a slice of units; returns False for an unknown term."""
         number = self.look.number(value)
         if number is not None:
-            found["number"].append(float(number))
+            terms["number"].append(float(number))
             return True
         bias = self.look.align(value, (len(self.look.shape(value)) - 1,))
         if isinstance(bias, Ref) and bias.name in self.constants:
             if self.look.shape(bias)[0] == self.look.shape(value)[-1]:
-                found["bias"].append(Part(bias.name, start))
+                terms["bias"].append(Part(bias.name, start))
                 return True
             return False
         call = self.look.call(value)
@@ -154,26 +154,26 @@ class Reader:
             return False
         last = len(call.result[0][1]) - 1
         if call.op == "lax::add":
-            return all(self._add(arg, start, found) for arg in call.args)
+            return all(self._add(arg, start, terms) for arg in call.args)
         if call.op == "lax::slice":
             first, steps = call.kwargs["start_indices"], call.kwargs.get("strides")
             if any(first[:-1]) or (steps is not None and set(steps) != {1}):
                 return False
             return self._same_rows(value, call.args[0]) and self._add(
-                call.args[0], start + first[-1], found
+                call.args[0], start + first[-1], terms
             )
         if call.op == "sym::getitem":
             split = self.look.calls.get(call.args[0].name)
             if split is None or split.op != "lax::split" or split.kwargs["axis"] != last:
                 return False
             return self._add(split.args[0], start + sum(split.kwargs["sizes"][: call.args[1]]),
-                             found)  # fmt: skip
-        return call.op == "lax::dot_general" and self._product(call, start, found)
+                             terms)  # fmt: skip
+        return call.op == "lax::dot_general" and self._product(call, start, terms)
 
     def _same_rows(self, a: Any, b: Any) -> bool:
         return bool(self.look.shape(a)[:-1] == self.look.shape(b)[:-1])
 
-    def _product(self, call: Any, start: int, found: dict[str, list[Any]]) -> bool:
+    def _product(self, call: Any, start: int, terms: dict[str, list[Any]]) -> bool:
         """Records a product of x, h, or their concatenation with a matrix."""
         (left, right), (batch, _) = call.kwargs["dimension_numbers"]
         if batch or len(left) != 1 or call.kwargs.get("precision") is not None:
@@ -198,7 +198,7 @@ class Reader:
                 if part not in (self.x, self.h):
                     return False
                 count = self.look.shape(part)[-1]
-                found["x" if part == self.x else "h"].append(
+                terms["x" if part == self.x else "h"].append(
                     Part(weights.name, start, (row, count), (other[0] == 1) is (turned is None))
                 )
                 row += count

@@ -73,23 +73,23 @@ class Rewriter:
         Returns:
             The graph, and the replacements by name.
         """
-        known: dict[str, Any] = {}
+        replaced: dict[str, Any] = {}
         calls: list[Call] = []
         for call in graph.calls:
-            own = _replace(call, known)
-            self.look.calls[call.name] = own
-            self._model, self._new, self.look.reader = own, [], own.module
-            found = find(self, own)
+            current = _replace(call, replaced)
+            self.look.calls[call.name] = current
+            self._model, self._new, self.look.reader = current, [], current.module
+            replacement = find(self, current)
             calls += self._new
-            if found is None:
-                calls.append(own)
+            if replacement is None:
+                calls.append(current)
             else:
-                known[call.name] = found
-                if isinstance(found, Ref):
-                    self.look.replace(call.name, found.name)
-        outputs = substitute(graph.outputs, known)
+                replaced[call.name] = replacement
+                if isinstance(replacement, Ref):
+                    self.look.replace(call.name, replacement.name)
+        outputs = substitute(graph.outputs, replaced)
         made = Graph(graph.inputs, calls, outputs, graph.kinds)
-        return made.without_dead_calls(lambda call: False), known
+        return made.without_dead_calls(lambda call: False), replaced
 
 
 def simplify(
@@ -111,12 +111,12 @@ def simplify(
     """
     taken = {*graph.inputs, *(call.name for call in graph.calls)}
     borders = set(borders)
-    found = fold(graph, kinds, borders).without_dead_calls(lambda call: False)
+    rewritten = fold(graph, kinds, borders).without_dead_calls(lambda call: False)
     moved: dict[str, Any] = {}
     for find in (*(_RECOGNISERS if fused else ()), moves.find, broadcasts.find):
-        found, known = Rewriter(found, kinds, roles, taken, borders).run(found, find)
-        moved = {name: substitute(value, known) for name, value in moved.items()} | known
-    return found, moved
+        rewritten, replaced = Rewriter(rewritten, kinds, roles, taken, borders).run(rewritten, find)
+        moved = {name: substitute(value, replaced) for name, value in moved.items()} | replaced
+    return rewritten, moved
 
 
 # In this order: attention is made of softmax, a layer norm has means in it.
@@ -135,10 +135,10 @@ _RECOGNISERS = (
 )
 
 
-def _replace(call: Call, known: dict[str, Any]) -> Call:
-    if not any(name in known for name in call.refs()):
+def _replace(call: Call, replaced: dict[str, Any]) -> Call:
+    if not any(name in replaced for name in call.refs()):
         return call
-    args, kwargs = substitute(call.args, known), substitute(call.kwargs, known)
+    args, kwargs = substitute(call.args, replaced), substitute(call.kwargs, replaced)
     return replace(call, args=args, kwargs=kwargs)
 
 

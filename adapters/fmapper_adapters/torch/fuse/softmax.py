@@ -78,7 +78,7 @@ def _is_moved_largest(look: Any, value: Any, x: Any, axis: int) -> bool:
         return False
     axes, inner = greatest.kwargs["axes"], greatest.args[0]
     (source, to_x), (other, to_inner) = look.origin(x), look.origin(inner)
-    whole = [[i for i, n in enumerate(look.shape(one)) if n != 1] for one in (x, inner)]
+    whole = [[i for i, n in enumerate(look.shape(operand)) if n != 1] for operand in (x, inner)]
     if source != other or [sorted(to_x.values()), sorted(to_inner.values())] != whole:
         return False
     left = [i for i in range(len(look.shape(inner))) if i not in axes]

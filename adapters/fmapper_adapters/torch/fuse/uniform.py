@@ -41,9 +41,9 @@ def find(rewriter: Any, call: Call) -> Any | None:
         source = look.call(value, "reshape")
         is_same = source is not None and look.shape(source.args[0]) == tuple(shape)
         scaled = source.args[0] if is_same else value
-        found = _between(rewriter, low, scaled, dtype, shape)
-        if found is not None:
-            return found
+        fused = _between(rewriter, low, scaled, dtype, shape)
+        if fused is not None:
+            return fused
     return None
 
 
@@ -93,9 +93,9 @@ def _between(rewriter: Any, low: Any, value: Any, dtype: str, shape: Any) -> Any
 
 def _number(look: Any, value: Any, dtype: str) -> float | None:
     """Returns a constant, or the difference of two, in the value's dtype."""
-    found = look.number(value)
-    if found is not None:
-        return float(found)
+    number = look.number(value)
+    if number is not None:
+        return float(number)
     source, _ = look.origin(value)
     difference = look.call(source, "sub")
     if difference is None:

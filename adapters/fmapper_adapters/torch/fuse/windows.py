@@ -25,7 +25,7 @@ def find(rewriter: Any, call: Call) -> Any | None:
         return None
     parts = [indices]
     joined = look.call(indices, "concatenate")
-    if joined is not None and all(look.shape(one) == (1,) for one in joined.args):
+    if joined is not None and all(look.shape(part) == (1,) for part in joined.args):
         parts = list(joined.args)
     starts = dict(zip(numbers["start_index_map"], parts, strict=False))
     if len(parts) != len(numbers["start_index_map"]):
@@ -33,10 +33,10 @@ def find(rewriter: Any, call: Call) -> Any | None:
     window: list[Any] = []
     for dim, (size, width) in enumerate(zip(full, widths, strict=True)):
         start = _start(look, starts[dim]) if dim in starts else 0
-        one = None if start is None else _item(start, _plain(width), size)
-        if one is None:
+        item = None if start is None else _item(start, _plain(width), size)
+        if item is None:
             return None
-        window.append(one[0] if dim in numbers["collapsed_slice_dims"] else one)
+        window.append(item[0] if dim in numbers["collapsed_slice_dims"] else item)
     return rewriter.call("torch::window", x, window=tuple(window), shape=shape,
                          dtype=call.result[0][0])  # fmt: skip
 

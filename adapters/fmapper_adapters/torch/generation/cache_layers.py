@@ -121,18 +121,18 @@ def windows(config: Any) -> list[int | None]:
 
 def states(cache: Any, widths: Iterable[int | None], places: Places) -> State:
     """Returns the states that a prompt has left in a cache, by slot."""
-    found: State = {}
+    result: State = {}
     for at, (layer, width) in enumerate(zip(cache.layers, widths, strict=True)):
         slots = places.of(places.slots if width is None else min(width, places.slots))
         for name, dim in (("keys", -2), ("values", -2), ("indexer_keys", 1)):
             states = getattr(layer, name, None)
             if states is not None:
-                found[f"{at}.{name}"] = states.index_select(dim, slots)
-        found |= _recurrent_states(layer, at)
+                result[f"{at}.{name}"] = states.index_select(dim, slots)
+        result |= _recurrent_states(layer, at)
     for at, state in enumerate(getattr(cache, "linear_cache", ())):
         if isinstance(state, torch.Tensor):
-            found[f"{at}.{_LINEAR}"] = state
-    return found
+            result[f"{at}.{_LINEAR}"] = state
+    return result
 
 
 def _recurrent_states(layer: Any, at: int) -> State:
@@ -228,12 +228,12 @@ def for_step(config: Any, state: Mapping[str, torch.Tensor], length: Any, slots:
             layer = cache.layers[at] = _as(kind, layer)
             layer.start(length, slots)
             layer.is_initialized = True
-        own = {name: one for name, one in state.items() if name.startswith(f"{at}.")}
-        for name, one in own.items():
+        layer_states = {name: tensor for name, tensor in state.items() if name.startswith(f"{at}.")}
+        for name, tensor in layer_states.items():
             if name.endswith(_LINEAR):
-                cache.set_linear_cache(at, one)
+                cache.set_linear_cache(at, tensor)
             else:
-                _put(layer, name.split(".")[1:], one)
+                _put(layer, name.split(".")[1:], tensor)
     return cache
 
 
@@ -260,31 +260,31 @@ def _put(layer: Any, name: list[str], state: torch.Tensor) -> None:
 
 def after_step(cache: Any, state: Mapping[str, torch.Tensor]) -> State:
     """Returns the states that a step has left in a cache."""
-    found: State = {}
+    new: State = {}
     for name in state:
         at, kind, *rest = name.split(".")
         layer = cache.layers[int(at)]
         if rest:
-            found[name] = getattr(layer, f"{kind}_states")[int(rest[0])]
+            new[name] = getattr(layer, f"{kind}_states")[int(rest[0])]
         elif kind == _LINEAR:
-            found[name] = cache.get_linear_cache(int(at))
+            new[name] = cache.get_linear_cache(int(at))
         else:
-            found[name] = getattr(layer, kind)
-    return found
+            new[name] = getattr(layer, kind)
+    return new
 
 
 # --- cross attention ------------------------------------------------------------------------------
 
 
-def with_encoder_states(state: Mapping[str, torch.Tensor], own: Any) -> EncoderDecoderCache:
+def with_encoder_states(state: Mapping[str, torch.Tensor], cache: Any) -> EncoderDecoderCache:
     """Returns a decoder's cache with the keys and values of the encoder, which have no window."""
     cross = DynamicCache()
     new_layer: Any = cache_utils.DynamicLayer
-    cross.layers = [new_layer() for _ in own.layers]
-    for name, one in state.items():
+    cross.layers = [new_layer() for _ in cache.layers]
+    for name, tensor in state.items():
         at, kind = name.split(".")
         layer: Any = cross.layers[int(at)]
-        setattr(layer, kind, one)
+        setattr(layer, kind, tensor)
         layer.is_initialized = True
-        layer.dtype, layer.device = one.dtype, one.device
-    return EncoderDecoderCache(own, cross)
+        layer.dtype, layer.device = tensor.dtype, tensor.device
+    return EncoderDecoderCache(cache, cross)

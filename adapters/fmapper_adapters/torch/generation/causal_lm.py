@@ -84,10 +84,10 @@ class CausalLM(torch.nn.Module):
         state = dict(cache)
         mask, position, length = (state.pop(name) for name in ("mask", "position", "length"))
         mask = mask.index_copy(1, length.reshape(1), torch.ones_like(mask[:, :1]))
-        own = cache_layers.for_step(self.config, state, length, self.max_length)
+        step_cache = cache_layers.for_step(self.config, state, length, self.max_length)
         with FromLength(length, self.max_length):
-            logits = self._call(tokens[:, None], mask, position, own, None, first=False)
-        new = cache_layers.after_step(own, state)
+            logits = self._call(tokens[:, None], mask, position, step_cache, None, first=False)
+        new = cache_layers.after_step(step_cache, state)
         return logits, new | {"mask": mask, "position": position + 1, "length": length + 1}
 
     def _call(

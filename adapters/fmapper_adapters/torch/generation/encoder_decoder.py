@@ -59,14 +59,14 @@ class EncoderDecoder(torch.nn.Module):
         """
         encoder = self.model.get_encoder()
         hidden = encoder(input_ids=tokens, attention_mask=mask, return_dict=True)[0]
-        own, cross = cache_layers.for_prompt(self.config), DynamicCache()
+        self_cache, cross = cache_layers.for_prompt(self.config), DynamicCache()
         begin = torch.tensor(self.start).expand(len(tokens), -1)
-        cache = EncoderDecoderCache(own, cross)
+        cache = EncoderDecoderCache(self_cache, cross)
         positions = torch.arange(len(self.start))[None]
         logits = self._call(begin, mask, hidden, cache, positions, first=True)
         length = torch.full((), len(self.start), dtype=torch.int64)
         places = Places(0, length, len(self.start), self.max_length)
-        state = cache_layers.states(own, cache_layers.windows(self.config), places)
+        state = cache_layers.states(self_cache, cache_layers.windows(self.config), places)
         for at, layer in enumerate(cross.layers):
             for name in ("keys", "values"):
                 if getattr(layer, name, None) is not None:
@@ -83,22 +83,22 @@ class EncoderDecoder(torch.nn.Module):
         state = dict(cache)
         mask, hidden, length = (state.pop(name) for name in ("mask", "hidden", "length"))
         cross = {n: state.pop(n) for n in list(state) if n.startswith(_CROSS)}
-        own = cache_layers.for_step(self.config, state, length, self.max_length)
-        known = {name.removeprefix(_CROSS): one for name, one in cross.items()}
-        both = cache_layers.with_encoder_states(known, own)
+        self_cache = cache_layers.for_step(self.config, state, length, self.max_length)
+        encoder_states = {name.removeprefix(_CROSS): tensor for name, tensor in cross.items()}
+        both = cache_layers.with_encoder_states(encoder_states, self_cache)
         at = length.reshape(1, 1)
         with FromLength(length, self.max_length):
             logits = self._call(tokens[:, None], mask, hidden, both, at, first=False)
-        new = cache_layers.after_step(own, state) | cross
+        new = cache_layers.after_step(self_cache, state) | cross
         return logits, new | {"mask": mask, "hidden": hidden, "length": length + 1}
 
     def sizes(self, cache: Mapping[str, Any], columns: Any) -> dict[str, Any]:
         """Returns the dimensions of the cache that have the length of the prompt."""
-        found: dict[str, Any] = {}
+        sizes: dict[str, Any] = {}
         for name in cache:
-            one = 2 if name.startswith(_CROSS) else 1
-            found[name] = {one: columns} if one == 2 or name in ("mask", "hidden") else None
-        return found
+            axis = 2 if name.startswith(_CROSS) else 1
+            sizes[name] = {axis: columns} if axis == 2 or name in ("mask", "hidden") else None
+        return sizes
 
     def _call(
         self, tokens: Any, mask: Any, hidden: Any, cache: Any, positions: Any, *, first: bool

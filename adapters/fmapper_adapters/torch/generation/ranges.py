@@ -51,28 +51,28 @@ class FromLength(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        own = self.forms.get(id(args[0])) if args else None
-        if own is not None and func is torch.clamp and len(args) == len(kwargs) == 1:
-            return self._clamp(own, **kwargs)
-        if own is None or len(args) != 2:
+        form = self.forms.get(id(args[0])) if args else None
+        if form is not None and func is torch.clamp and len(args) == len(kwargs) == 1:
+            return self._clamp(form, **kwargs)
+        if form is None or len(args) != 2:
             return func(*args, **kwargs)
         other = args[1]
         end = self.forms.get(id(other))
-        if func is torch.arange and end is not None and own.sign == end.sign == 1:
-            return own.tensor + torch.arange(end.offset - own.offset, **kwargs)
+        if func is torch.arange and end is not None and form.sign == end.sign == 1:
+            return form.tensor + torch.arange(end.offset - form.offset, **kwargs)
         if kwargs or isinstance(other, bool) or not isinstance(other, int | torch.SymInt):
             return func(*args, **kwargs)
-        if func in _COMPARES and isinstance(other, int) and isinstance(own.offset, int):
-            found = {_COMPARES[func](end, other) for end in self._ends(own)}
-            if len(found) == 1:
-                return found.pop()
+        if func in _COMPARES and isinstance(other, int) and isinstance(form.offset, int):
+            answers = {_COMPARES[func](end, other) for end in self._ends(form)}
+            if len(answers) == 1:
+                return answers.pop()
         result = func(*args)
         if func in _ADDS:
-            self.forms[id(result)] = _Form(result, own.sign, own.offset + other)
+            self.forms[id(result)] = _Form(result, form.sign, form.offset + other)
         elif func in _SUBTRACTS:
-            self.forms[id(result)] = _Form(result, own.sign, own.offset - other)
+            self.forms[id(result)] = _Form(result, form.sign, form.offset - other)
         elif func in _SUBTRACTS_FROM:
-            self.forms[id(result)] = _Form(result, -own.sign, other - own.offset)
+            self.forms[id(result)] = _Form(result, -form.sign, other - form.offset)
         return result
 
     def _ends(self, form: _Form) -> tuple[Any, Any]:

@@ -65,7 +65,7 @@ def export_generation(
     Raises:
         ConversionError: It cannot be recorded, or is not a model that generates.
     """
-    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if device.type not in ("cpu", "meta"):
         # What tells how a model behaves goes beyond its cache, after which a GPU cannot be used.
         model = to_cpu(model)
@@ -76,11 +76,11 @@ def export_generation(
             config["top_k"] = _TOP_K
     decoding, unsupported = read_config(config)
     rows = batch * decoding.with_options(options or {}).copies
-    own, prefix = _protocol_of(model, max_length, rows)
-    with rotary.without_memory(own):
-        found = _export(model, own, prefix, max_length, rows, check=check, whole=whole)
-    found = replace(found, decoding=decoding, unsupported=unsupported)
-    return found if device.type in ("cpu", "meta") else _on(device, found)
+    protocol, prefix = _protocol_of(model, max_length, rows)
+    with rotary.without_memory(protocol):
+        generation = _export(model, protocol, prefix, max_length, rows, check=check, whole=whole)
+    generation = replace(generation, decoding=decoding, unsupported=unsupported)
+    return generation if device.type in ("cpu", "meta") else _on(device, generation)
 
 
 def _on(device: torch.device, generation: Generation) -> Generation:
@@ -100,7 +100,7 @@ def _on(device: torch.device, generation: Generation) -> Generation:
 
 def _export(
     model: Any,
-    own: Any,
+    protocol: Any,
     prefix: str,
     max_length: int,
     batch: int,
@@ -108,36 +108,37 @@ def _export(
     check: bool,
     whole: Collection[str],
 ) -> Generation:
-    most = _most_columns(own, max_length)
+    most = _most_columns(protocol, max_length)
     tokens = torch.ones((batch, min(_COLUMNS, most)), dtype=torch.int64)
     mask = torch.ones_like(tokens)
     settings: dict[str, Any] = {"check": check, "whole": whole}
     lengths: tuple[int, ...] = ()
     prefill = example = None
-    places = None if own is model else max_length
-    with mode(own, train=False), torch.no_grad():
+    places = None if protocol is model else max_length
+    with mode(protocol, train=False), torch.no_grad():
         try:
-            example = refusals.prefill(own, tokens, mask, places)
+            example = refusals.prefill(protocol, tokens, mask, places)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
-            if own is not model or isinstance(error, ConversionError):
+            if protocol is not model or isinstance(error, ConversionError):
                 raise  # a user's module may take prompts of the full width only
     try:
-        if not getattr(own, "by_steps", False):
-            prefill, most = _of_any_columns(own, (tokens, mask), most, settings)
+        if not getattr(protocol, "by_steps", False):
+            prefill, most = _of_any_columns(protocol, (tokens, mask), most, settings)
     except ConversionError:
-        if not getattr(own, "is_recurrent", False):  # or its code goes over the prompt in Python
+        # A recurrent model's code goes over the prompt in Python.
+        if not getattr(protocol, "is_recurrent", False):
             tokens = torch.ones((batch, max_length), dtype=torch.int64)
             mask, lengths = torch.ones_like(tokens), (max_length,)
             example = None
-            prefill = export_program(_Prefill(own), (tokens, mask), {}, **settings)
-    with mode(own, train=False), torch.no_grad():
-        logits, cache = example or refusals.prefill(own, tokens, mask, None)
+            prefill = export_program(_Prefill(protocol), (tokens, mask), {}, **settings)
+    with mode(protocol, train=False), torch.no_grad():
+        logits, cache = example or refusals.prefill(protocol, tokens, mask, None)
     columns: Any = torch.export.Dim("columns", min=_LEAST, max=most)
     sizes = None
-    if hasattr(own, "sizes") and not lengths:
-        sizes = {"tokens": None, "cache": own.sizes(cache, columns)}
+    if hasattr(protocol, "sizes") and not lengths:
+        sizes = {"tokens": None, "cache": protocol.sizes(cache, columns)}
     given = (logits.argmax(-1), cache)
-    step = export_program(_Step(own), given, {}, dynamic_shapes=sizes, **settings)
+    step = export_program(_Step(protocol), given, {}, dynamic_shapes=sizes, **settings)
     return Generation(
         prefill=None if prefill is None else _rename(prefill, prefix),
         step=_rename(step, prefix),
@@ -147,16 +148,16 @@ def _export(
         batch=batch,
         vocabulary=logits.shape[-1],
         columns=max_length if lengths else most,
-        padding="right" if prefill is None else getattr(own, "padding", "left"),
-        start=getattr(own, "start", ()),
-        counts_padding=getattr(own, "counts_padding", False),
+        padding="right" if prefill is None else getattr(protocol, "padding", "left"),
+        start=getattr(protocol, "start", ()),
+        counts_padding=getattr(protocol, "counts_padding", False),
         lengths=lengths,
         name=type(model).__name__,
     )
 
 
 def _of_any_columns(
-    own: Any, given: tuple[Any, Any], most: int, settings: dict[str, Any]
+    protocol: Any, given: tuple[Any, Any], most: int, settings: dict[str, Any]
 ) -> tuple[Program, int]:
     """Records the program of a prompt of any width, and returns its largest width.
 
@@ -168,11 +169,13 @@ def _of_any_columns(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NotCompiledWarning)  # of what is dropped then
-                made = export_program(_Prefill(own), given, {}, dynamic_shapes=shapes, **settings)
+                made = export_program(
+                    _Prefill(protocol), given, {}, dynamic_shapes=shapes, **settings
+                )
         except ConversionError as error:
-            found = _FEWER.search(str(error.__cause__))
-            encodes = bool(getattr(own, "start", ""))
-            fewer = int(found[1]) if found and encodes else most
+            match = _FEWER.search(str(error.__cause__))
+            encodes = bool(getattr(protocol, "start", ""))
+            fewer = int(match[1]) if match and encodes else most
             if not _COLUMNS <= fewer < most:
                 raise
             most = fewer
@@ -209,11 +212,11 @@ def _protocol_of(model: Any, max_length: int, batch: int) -> tuple[Any, str]:
         return kind(model, batch), "of.model."
     from fmapper_adapters.torch.generation.causal_lm import CausalLM
 
-    own = CausalLM(model, max_length)
-    if not own.cache_name:
+    protocol = CausalLM(model, max_length)
+    if not protocol.cache_name:
         from fmapper_adapters.torch.generation.uncached import without_cache
 
-        own = without_cache(model, max_length)
+        protocol = without_cache(model, max_length)
         warnings.warn(
             f"{type(model).__name__} keeps no cache that fmapper knows: the generator computes the "
             "whole text again for each token. For a cache, give it the methods prefill and step; "
@@ -221,7 +224,7 @@ def _protocol_of(model: Any, max_length: int, batch: int) -> tuple[Any, str]:
             ConversionWarning,
             stacklevel=level_of_user(),
         )
-    return own, "of.model."
+    return protocol, "of.model."
 
 
 def _refuse_other_inputs(model: Any) -> None:
@@ -230,17 +233,18 @@ def _refuse_other_inputs(model: Any) -> None:
     Raises:
         ConversionError: Its main input is another one, or its forward needs another argument.
     """
-    known = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     name = getattr(model, "main_input_name", "input_ids")
     needed = [
         key
-        for key, one in known.items()
-        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        for key, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     others = [key for key in (name, *needed) if key != "input_ids"]
     if others:
-        tokens = "decoder_input_ids" if "decoder_input_ids" in known else "input_ids"
-        also = f", with {tokens} among the example inputs" if tokens in known else ""
+        tokens = "decoder_input_ids" if "decoder_input_ids" in parameters else "input_ids"
+        also = f", with {tokens} among the example inputs" if tokens in parameters else ""
         raise ConversionError(
             f"{type(model).__name__} generates from {others[0]}, and a generator takes tokens. "
             f"Convert it with fmapper.convert{also}, and choose the tokens yourself; or give it "
@@ -248,11 +252,11 @@ def _refuse_other_inputs(model: Any) -> None:
         )
 
 
-def _most_columns(own: Any, max_length: int) -> int:
+def _most_columns(protocol: Any, max_length: int) -> int:
     """Returns the largest width of a prompt; encoders have a limit of their own."""
-    if not getattr(own, "start", ()):
+    if not getattr(protocol, "start", ()):
         return max_length
-    config = own.config.get_text_config(encoder=True)
+    config = protocol.config.get_text_config(encoder=True)
     limit = getattr(config, "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit >= _LEAST else _MOST_COLUMNS
 
@@ -278,7 +282,7 @@ def _rename(program: Program, prefix: str) -> Program:
         if isinstance(value, tuple):
             return tuple(map(inner, value))
         if isinstance(value, Mapping):
-            return {key: inner(one) for key, one in value.items()}
+            return {key: inner(item) for key, item in value.items()}
         return value
 
     return replace(
@@ -289,7 +293,7 @@ def _rename(program: Program, prefix: str) -> Program:
         parameters={cut(name): array for name, array in program.parameters.items()},
         buffers={cut(name): array for name, array in program.buffers.items()},
         constants={cut(name): array for name, array in program.constants.items()},
-        aliases={cut(name): cut(own) for name, own in program.aliases.items()},
+        aliases={cut(name): cut(first) for name, first in program.aliases.items()},
         frozen=tuple(map(cut, program.frozen)),
         transient=tuple(map(cut, program.transient)),
         axes={cut(name): axes for name, axes in program.axes.items()},

@@ -46,8 +46,8 @@ class Recurrent(torch.nn.Module, ABC):
             tokens: One per row, shape (batch,).
             cache: As `prefill` and `step` return it.
         """
-        own = {name: state.clone() for name, state in cache.items()}  # models write to it
-        return self.run(tokens[:, None], own)
+        copies = {name: state.clone() for name, state in cache.items()}  # models write to it
+        return self.run(tokens[:, None], copies)
 
     @abstractmethod
     def run(self, tokens: torch.Tensor, state: State | None) -> tuple[torch.Tensor, State]:
@@ -81,10 +81,10 @@ class Rwkv(Recurrent):
             begun = state.pop("begun")[:, None, None] > 0
             given = list(state.values())
             given[self._MAXIMUM] = torch.where(begun, given[self._MAXIMUM], self._LEAST)
-        found = self.model(input_ids=tokens, state=given, use_cache=True, return_dict=True)
-        after = {f"state.{i}": one for i, one in enumerate(found.state)}
+        outputs = self.model(input_ids=tokens, state=given, use_cache=True, return_dict=True)
+        after = {f"state.{i}": tensor for i, tensor in enumerate(outputs.state)}
         begun = torch.ones(len(tokens), dtype=torch.int64)
-        return found.logits[:, -1].float(), after | {"begun": begun}
+        return outputs.logits[:, -1].float(), after | {"begun": begun}
 
 
 class XLSTM(Recurrent):
@@ -98,16 +98,16 @@ class XLSTM(Recurrent):
         if state is not None:
             given = xLSTMCache(self.model.config, len(tokens), dtype=self.model.dtype)
             for layer, old in given.rnn_state.items():
-                own: Any = tuple(state[f"{layer}.{i}"] for i in range(len(old)))
-                given.rnn_state[layer] = own
+                states: Any = tuple(state[f"{layer}.{i}"] for i in range(len(old)))
+                given.rnn_state[layer] = states
         name = name_of_cache(self.model)
-        found = self.model(input_ids=tokens, **{name: given}, use_cache=True, return_dict=True)
+        outputs = self.model(input_ids=tokens, **{name: given}, use_cache=True, return_dict=True)
         after = {
-            f"{layer}.{i}": one
-            for layer, own in found[name].rnn_state.items()
-            for i, one in enumerate(own)
+            f"{layer}.{i}": tensor
+            for layer, states in outputs[name].rnn_state.items()
+            for i, tensor in enumerate(states)
         }
-        return found.logits[:, -1].float(), after
+        return outputs.logits[:, -1].float(), after
 
 
 # By the model type of their configurations.

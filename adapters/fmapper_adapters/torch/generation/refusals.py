@@ -10,11 +10,11 @@ from fmapper import ConversionError
 from fmapper_adapters.torch._private import pytree
 
 
-def prefill(own: Any, tokens: Any, mask: Any, max_length: int | None) -> tuple[Any, Any]:
+def prefill(protocol: Any, tokens: Any, mask: Any, max_length: int | None) -> tuple[Any, Any]:
     """Returns the logits and the cache of a prompt, of a model with which a step can go on.
 
     Args:
-        own: A module with `prefill` and `step`.
+        protocol: A module with `prefill` and `step`.
         tokens: Prompts of shape (batch, columns).
         mask: Their mask.
         max_length: The places of the cache; None for a user's module, whose cache is its own.
@@ -23,19 +23,20 @@ def prefill(own: Any, tokens: Any, mask: Any, max_length: int | None) -> tuple[A
         ConversionError: It has fewer positions, reads places which no token has taken, or keeps
             something outside of its cache.
     """
-    before = _Attributes(own)
-    logits, cache = own.prefill(tokens, mask)
-    after = _Attributes(own)
+    before = _Attributes(protocol)
+    logits, cache = protocol.prefill(tokens, mask)
+    after = _Attributes(protocol)
     if changed := after.other_than(before):
         try:
-            _refuse_state_outside(own, (tokens, mask), (logits, cache), changed)
+            _refuse_state_outside(protocol, (tokens, mask), (logits, cache), changed)
         except ConversionError:
-            before.restore(own)
+            before.restore(protocol)
             raise
-        before.restore(own, numbers=False)  # a flag may go with parameters that changed, as in RWKV
+        # A flag may go with parameters that changed, as in RWKV.
+        before.restore(protocol, numbers=False)
     if max_length is not None and isinstance(cache, dict) and "length" in cache:
-        _refuse_too_long(own, logits, cache, max_length)
-        _refuse_without_mask(own, logits, cache)
+        _refuse_too_long(protocol, logits, cache, max_length)
+        _refuse_without_mask(protocol, logits, cache)
     return logits, cache
 
 
@@ -50,18 +51,18 @@ class _Attributes:
         leaves: Its tensors, each with a copy, and its other leaves.
     """
 
-    def __init__(self, own: torch.nn.Module) -> None:
+    def __init__(self, root: torch.nn.Module) -> None:
         of_any = vars(torch.nn.Module())
         self.values: dict[_Place, Any] = {}
         self.leaves: dict[_Place, list[Any]] = {}
-        for module in own.modules():
+        for module in root.modules():
             for name, value in vars(module).items():
                 if name not in of_any:
                     leaves, spec = pytree.tree_flatten(value)
                     self.values[module, name] = pytree.tree_unflatten(leaves, spec)
                     self.leaves[module, name] = [
-                        (one, one.clone()) if isinstance(one, torch.Tensor) else one
-                        for one in leaves
+                        (leaf, leaf.clone()) if isinstance(leaf, torch.Tensor) else leaf
+                        for leaf in leaves
                     ]
 
     def other_than(self, old: _Attributes) -> list[_Place]:
@@ -72,45 +73,48 @@ class _Attributes:
             if _differ(leaves, old.leaves.get(place, []))
         ]
 
-    def restore(self, own: torch.nn.Module, *, numbers: bool = True) -> None:
+    def restore(self, root: torch.nn.Module, *, numbers: bool = True) -> None:
         """Gives places that have other tensors, or other numbers, what they had."""
-        now = _Attributes(own)
+        now = _Attributes(root)
         for module, name in now.other_than(self):
-            tensors = any(isinstance(one, tuple) for one in now.leaves[module, name])
+            tensors = any(isinstance(leaf, tuple) for leaf in now.leaves[module, name])
             if not (numbers or tensors):
                 continue
             if (module, name) not in self.values:
                 delattr(module, name)
                 continue
             setattr(module, name, self.values[module, name])
-            for one in self.leaves[module, name]:
-                if isinstance(one, tuple):
-                    tensor, copy = one
+            for leaf in self.leaves[module, name]:
+                if isinstance(leaf, tuple):
+                    tensor, copy = leaf
                     tensor.copy_(copy)
 
 
 def _differ(new: list[Any], old: list[Any]) -> bool:
     """Returns whether leaves differ; those that are neither tensors nor numbers do not."""
     if len(new) != len(old):
-        return any(isinstance(one, tuple | int | float) for one in (*new, *old))
-    for one, other in zip(new, old, strict=True):
-        if isinstance(one, tuple) and isinstance(other, tuple):
-            if one[0] is not other[0] or not torch.equal(one[1], other[1]):
+        return any(isinstance(leaf, tuple | int | float) for leaf in (*new, *old))
+    for leaf, other in zip(new, old, strict=True):
+        if isinstance(leaf, tuple) and isinstance(other, tuple):
+            if leaf[0] is not other[0] or not torch.equal(leaf[1], other[1]):
                 return True
-        elif isinstance(one, tuple | int | float) and (
-            type(one) is not type(other) or one != other
+        elif isinstance(leaf, tuple | int | float) and (
+            type(leaf) is not type(other) or leaf != other
         ):
             return True
     return False
 
 
 def _refuse_state_outside(
-    own: torch.nn.Module, prompts: tuple[Any, Any], first: tuple[Any, Any], places: list[_Place]
+    protocol: torch.nn.Module,
+    prompts: tuple[Any, Any],
+    first: tuple[Any, Any],
+    places: list[_Place],
 ) -> None:
     """Raises for a model whose step depends on what a prompt has left in its modules.
 
     Args:
-        own: The model, after the prompts.
+        protocol: The model, after the prompts.
         prompts: The prompts and their mask.
         first: Their logits and cache.
         places: What they have changed in the model.
@@ -119,41 +123,41 @@ def _refuse_state_outside(
         ConversionError: After other prompts, a step with the same cache gives other logits.
     """
     logits, cache = first
-    after = _Attributes(own)
-    own_step: Any = own.step
-    want = own_step(logits.argmax(-1), pytree.tree_map(_copy, cache))[0]
-    _prefill_otherwise(own, *prompts)
-    places = [place for place in places if place in _Attributes(own).other_than(after)]
+    after = _Attributes(protocol)
+    step: Any = protocol.step
+    want = step(logits.argmax(-1), pytree.tree_map(_copy, cache))[0]
+    _prefill_otherwise(protocol, *prompts)
+    places = [place for place in places if place in _Attributes(protocol).other_than(after)]
     try:
-        found = own_step(logits.argmax(-1), pytree.tree_map(_copy, cache))[0]
+        actual = step(logits.argmax(-1), pytree.tree_map(_copy, cache))[0]
     except (IndexError, RuntimeError):
-        found = None
+        actual = None
     if places and (
-        found is None or not torch.allclose(want, found, rtol=1e-3, atol=1e-4, equal_nan=True)
+        actual is None or not torch.allclose(want, actual, rtol=1e-3, atol=1e-4, equal_nan=True)
     ):
         module, name = places[0]
-        path = next(path for path, one in own.named_modules() if one is module)
+        path = next(path for path, child in protocol.named_modules() if child is module)
         where = f"{path}.{name}".removeprefix("model.").removeprefix(".")
         raise ConversionError(
-            f"{type(getattr(own, 'model', own)).__name__} keeps {where} in the module "
+            f"{type(getattr(protocol, 'model', protocol)).__name__} keeps {where} in the module "
             f"from token to token, where a program has no access. Wrap it in a module with prefill "
             f"and step that return it as part of the cache; see fmapper.generator."
         )
 
 
-def _prefill_otherwise(own: Any, tokens: Any, mask: Any) -> None:
+def _prefill_otherwise(protocol: Any, tokens: Any, mask: Any) -> None:
     """Runs other prompts of another width; of the same width where the model takes no other."""
     try:
-        own.prefill(tokens[:, 1:] + 1, mask[:, 1:])
+        protocol.prefill(tokens[:, 1:] + 1, mask[:, 1:])
     except (IndexError, RuntimeError, TypeError, ValueError):
-        own.prefill(tokens + 1, mask)
+        protocol.prefill(tokens + 1, mask)
 
 
 def _copy(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None:
+def _refuse_too_long(protocol: Any, logits: Any, cache: Any, max_length: int) -> None:
     """Raises for a cache with more places than the model has positions.
 
     Raises:
@@ -163,11 +167,11 @@ def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None
     last = {"length": full}
     if "position" in cache:
         last["position"] = torch.full_like(cache["position"], max_length - 1)
-    error = _error_of_step(own, logits, {**cache, **last})
+    error = _error_of_step(protocol, logits, {**cache, **last})
     if error is None:
         return
-    name, why = type(own.model).__name__, str(error).splitlines()[0]
-    if _error_of_step(own, logits, cache) is None:
+    name, why = type(protocol.model).__name__, str(error).splitlines()[0]
+    if _error_of_step(protocol, logits, cache) is None:
         raise ConversionError(
             f"{name}: max_length={max_length} exceeds the positions of the model ({why}). Create "
             f"the generator with a smaller max_length."
@@ -178,7 +182,7 @@ def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None
     ) from error
 
 
-def _refuse_without_mask(own: Any, logits: Any, cache: Any) -> None:
+def _refuse_without_mask(protocol: Any, logits: Any, cache: Any) -> None:
     """Raises for a model that reads places of the cache which no token has taken.
 
     Raises:
@@ -187,11 +191,11 @@ def _refuse_without_mask(own: Any, logits: Any, cache: Any) -> None:
     length = int(cache["length"])
     other = {name: _fill_from(length, name, state) for name, state in cache.items()}
     tokens = logits.argmax(-1)
-    want, found = own.step(tokens, cache)[0], own.step(tokens, other)[0]
-    if not torch.allclose(want, found, rtol=1e-3, atol=1e-4, equal_nan=True):
+    want, actual = protocol.step(tokens, cache)[0], protocol.step(tokens, other)[0]
+    if not torch.allclose(want, actual, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise ConversionError(
-            f"{type(own.model).__name__} applies no mask to its cache in a step: in a cache of "
-            f"fixed size it would attend to places that no token has taken yet. Wrap it in a "
+            f"{type(protocol.model).__name__} applies no mask to its cache in a step: in a cache "
+            f"of fixed size it would attend to places that no token has taken yet. Wrap it in a "
             f"module with prefill and step; see fmapper.generator."
         )
 
@@ -201,14 +205,14 @@ def _fill_from(length: int, name: str, state: torch.Tensor) -> torch.Tensor:
     where, _, kind = name.rpartition(".")
     if kind not in ("keys", "values") or not where.isdigit():
         return state
-    found = state.clone()
-    found[..., length:, :] = 3.0
-    return found
+    filled = state.clone()
+    filled[..., length:, :] = 3.0
+    return filled
 
 
-def _error_of_step(own: Any, logits: Any, cache: Any) -> Exception | None:
+def _error_of_step(protocol: Any, logits: Any, cache: Any) -> Exception | None:
     try:
-        own.step(logits.argmax(-1), cache)
+        protocol.step(logits.argmax(-1), cache)
     except (IndexError, RuntimeError) as error:
         return error
     return None

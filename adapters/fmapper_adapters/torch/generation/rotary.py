@@ -31,8 +31,8 @@ def without_memory(model: torch.nn.Module) -> Iterator[None]:
 def _depends_on_length(module: Any) -> bool:
     kinds = getattr(module, "rope_type", None)
     each = kinds.values() if isinstance(kinds, dict) else (kinds,)
-    found = any(isinstance(kind, str) and _is_scaled(kind) for kind in each)
-    return found and "forward" not in vars(module)
+    is_scaled = any(isinstance(kind, str) and _is_scaled(kind) for kind in each)
+    return is_scaled and "forward" not in vars(module)
 
 
 def _is_scaled(kind: str) -> bool:
@@ -76,7 +76,7 @@ def _frequencies(
         scaled: torch.Tensor = compute(seq_len=length)[0]
         return scaled
     parameters = module.config.rope_parameters
-    own = parameters if layer_type is None else parameters[layer_type]
-    usual = own["original_max_position_embeddings"]
+    layer_parameters = parameters if layer_type is None else parameters[layer_type]
+    usual = layer_parameters["original_max_position_embeddings"]
     short = getattr(module, f"{prefix}original_inv_freq")
     return torch.where(length > usual, compute(seq_len=usual + 1)[0], short)

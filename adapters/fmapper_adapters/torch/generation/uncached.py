@@ -64,13 +64,13 @@ def without_cache(model: Any, max_length: int) -> Uncached:
             it has fewer positions.
     """
     name = type(model).__name__
-    own, other = Uncached(model, max_length), Uncached(model, _PLACES)
+    uncached, other = Uncached(model, max_length), Uncached(model, _PLACES)
     tokens = torch.ones((1, _PLACES // 2), dtype=torch.int64)
-    with mode(own, train=False), torch.no_grad():
+    with mode(uncached, train=False), torch.no_grad():
         try:
             want, cache = other.prefill(tokens, torch.ones_like(tokens))
-            found = other.logits_at(cache["tokens"], cache["mask"], cache["length"] - 1)
-            is_causal = torch.allclose(want, found, rtol=1e-3, atol=1e-4)
+            actual = other.logits_at(cache["tokens"], cache["mask"], cache["length"] - 1)
+            is_causal = torch.allclose(want, actual, rtol=1e-3, atol=1e-4)
         except (IndexError, RuntimeError):  # its logits are not those of the tokens
             is_causal = False
         if not is_causal:
@@ -80,10 +80,10 @@ def without_cache(model: Any, max_length: int) -> Uncached:
             )
         text = torch.ones((1, max_length), dtype=torch.int64)
         try:
-            own.logits_at(text, text, torch.tensor(0))
+            uncached.logits_at(text, text, torch.tensor(0))
         except (IndexError, RuntimeError) as error:
             raise ConversionError(
                 f"{name}: max_length={max_length} exceeds the positions of the model ({error}). "
                 f"Create the generator with a smaller max_length."
             ) from error
-    return own
+    return uncached

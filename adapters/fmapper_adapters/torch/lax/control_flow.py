@@ -38,21 +38,21 @@ def scan(
         ]
         return (*carry, *empty)
     if isinstance(length, int) and length == 1:
-        found = current().inline(jaxpr, (*constants, *carry, *(x[0] for x in xs)))
-        return (*found[:num_carry], *(y.unsqueeze(0) for y in found[num_carry:]))
+        results = current().inline(jaxpr, (*constants, *carry, *(x[0] for x in xs)))
+        return (*results[:num_carry], *(y.unsqueeze(0) for y in results[num_carry:]))
     steps = sum(1 for _ in jaxpr.walk()) * length if isinstance(length, int) else None
     function: Any = control_flow.scan
     weights: dict[str, Any] = {}
     if current().fused:
-        own = dict(zip(jaxpr.inputs, constants, strict=False))
+        arrays = dict(zip(jaxpr.inputs, constants, strict=False))
         lstm = find_lstm(jaxpr, num_consts, num_carry)
         gru = find_gru(jaxpr, num_consts, num_carry)
         if lstm is not None:
             function = control_flow.lstm
-            weights = {"weights": recurrent.of_lstm(lstm, own), "cell": lstm.cell}
+            weights = {"weights": recurrent.of_lstm(lstm, arrays), "cell": lstm.cell}
         elif gru is not None:
             function = control_flow.gru
-            weights = {"weights": recurrent.of_gru(gru, own)}
+            weights = {"weights": recurrent.of_gru(gru, arrays)}
         else:
             jaxpr, xs = recurrent.with_products_of_all_rows(
                 jaxpr, constants, (*constants, *carry), xs
@@ -124,5 +124,5 @@ def error_if(index: Any, *operands: Any, message: str, wrong: int, avals: Avals)
 
 def _unpack(function: Any, avals: Avals, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Unpacks a call that returns a tuple."""
-    found = current().call(function, *args, **kwargs)
-    return tuple(found[i] for i in range(len(avals.results)))
+    results = current().call(function, *args, **kwargs)
+    return tuple(results[i] for i in range(len(avals.results)))

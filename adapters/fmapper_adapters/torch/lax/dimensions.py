@@ -8,23 +8,27 @@ from fmapper.meshes import Dimensions, Dims, keep_but
 from fmapper.programs import Call
 
 
-def dot_general(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def dot_general(
+    dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]
+) -> None:
     """Sums over contracted dimensions, and keeps the others."""
     a, b = operands
     (y,) = results
     (over_a, over_b), (batch_a, batch_b) = call.kwargs["dimension_numbers"]
     for i, j in zip(over_a, over_b, strict=True):
-        own.contract(a[i], b[j], call)
+        dimensions.contract(a[i], b[j], call)
     for i, j, dim in zip(batch_a, batch_b, y[: len(batch_a)], strict=True):
-        own.join(a[i], dim)
-        own.join(b[j], dim)
+        dimensions.join(a[i], dim)
+        dimensions.join(b[j], dim)
     free = [d for i, d in enumerate(a) if i not in {*over_a, *batch_a}]
     free += [d for j, d in enumerate(b) if j not in {*over_b, *batch_b}]
     for old, new in zip(free, y[len(batch_a) :], strict=True):
-        own.join(old, new)
+        dimensions.join(old, new)
 
 
-def convolution(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def convolution(
+    dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]
+) -> None:
     """Sums over input channels; needs places whole."""
     numbers = call.kwargs["dimension_numbers"]
     batch, channels, *space = (operands[0][at] for at in numbers["lhs_spec"])
@@ -32,19 +36,19 @@ def convolution(own: Dimensions, call: Call, operands: list[Any], results: list[
     first, features, *places = (results[0][at] for at in numbers["out_spec"])
     if call.kwargs["batch_group_count"] != 1:
         raise ValueError("the convolution groups the batch")
-    own.join(batch, first)
-    own.join(out, features)
+    dimensions.join(batch, first)
+    dimensions.join(out, features)
     groups = call.kwargs["feature_group_count"]
     if groups == 1:
-        own.contract(channels, each, call)
-    elif groups == own.size(channels) == own.size(out):
-        own.join(channels, out)
+        dimensions.contract(channels, each, call)
+    elif groups == dimensions.size(channels) == dimensions.size(out):
+        dimensions.join(channels, out)
     else:
-        own.need([channels, out, each], call)
-    own.need([*space, *kernel, *places], call)
+        dimensions.need([channels, out, each], call)
+    dimensions.need([*space, *kernel, *places], call)
 
 
-def gather(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def gather(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Looks slices up, and keeps dimensions that are taken whole."""
     x, indices = operands
     (y,) = results
@@ -54,70 +58,76 @@ def gather(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]
         raise ValueError("the elements that are read depend on the row")
     kept = [(d, n) for at, (d, n) in enumerate(zip(x, sizes, strict=True)) if at not in gone]
     for (dim, count), at in zip(kept, offsets, strict=True):
-        if count == own.size(dim):
-            own.join(dim, y[at])
+        if count == dimensions.size(dim):
+            dimensions.join(dim, y[at])
         else:
-            own.need([dim, y[at]], call)
+            dimensions.need([dim, y[at]], call)
     for at in gone:
-        own.look_up(x[at], call)
+        dimensions.look_up(x[at], call)
     rest = [d for at, d in enumerate(y) if at not in offsets]
     for old, new in zip(indices[:-1], rest, strict=True):
-        own.join(old, new)
+        dimensions.join(old, new)
 
 
-def broadcast(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def broadcast(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Keeps dimensions whose size stays."""
     for old, at in zip(operands[0], call.kwargs["broadcast_dimensions"], strict=True):
-        if own.size(old) == own.size(results[0][at]):
-            own.join(old, results[0][at])
+        if dimensions.size(old) == dimensions.size(results[0][at]):
+            dimensions.join(old, results[0][at])
 
 
-def part(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def part(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Returns or changes part of an array: what keeps its size is all there."""
     parts = [operands[0], *(o for o in operands[1:] if o and len(o) == len(results[0]))]
     for x in parts:
-        cut = {at for at, d in enumerate(x) if own.size(d) != own.size(results[0][at])}
-        keep_but(own, call, [x], results, cut)
+        cut = {
+            at for at, d in enumerate(x) if dimensions.size(d) != dimensions.size(results[0][at])
+        }
+        keep_but(dimensions, call, [x], results, cut)
 
 
-def window(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def window(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Needs the dimensions of windows whole."""
     windows = call.kwargs["window_dimensions"]
-    keep_but(own, call, operands[:1], results, {at for at, n in enumerate(windows) if n != 1})
+    keep_but(
+        dimensions, call, operands[:1], results, {at for at, n in enumerate(windows) if n != 1}
+    )
 
 
-def split(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def split(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Cuts one dimension into parts."""
     (x,), at = operands, call.kwargs["axis"]
-    even = len({own.size(part[at]) for part in results}) == 1
-    keep_but(own, call, operands, results, () if even else {at})
+    even = len({dimensions.size(part[at]) for part in results}) == 1
+    keep_but(dimensions, call, operands, results, () if even else {at})
     if even:  # what was packed in one array, as the gate of a perceptron beside it
-        own.move(x[at], call)
+        dimensions.move(x[at], call)
 
 
-def inner(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def inner(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Follows a function that is called as a whole."""
-    for new, result in zip(own.inside(call.kwargs["call_jaxpr"], operands), results, strict=True):
-        _join_all(own, new, result)
+    for new, result in zip(
+        dimensions.inside(call.kwargs["call_jaxpr"], operands), results, strict=True
+    ):
+        _join_all(dimensions, new, result)
 
 
-def scan(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def scan(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Follows a loop over the first dimension of arrays, such as layers that are stacked."""
     graph, length = call.kwargs["jaxpr"], call.kwargs["length"]
     first = call.kwargs["num_consts"]
     rest = first + call.kwargs["num_carry"]
     for stack in (*operands[rest:], *results[rest - first :]):
-        own.need(stack[:1], call)
+        dimensions.need(stack[:1], call)
     rows = [stack[1:] for stack in operands[rest:]]
-    outputs = own.inside(graph, [*operands[:rest], *rows], times=length)
+    outputs = dimensions.inside(graph, [*operands[:rest], *rows], times=length)
     for at, new in enumerate(outputs):
         is_carry = at < rest - first
-        _join_all(own, new, results[at] if is_carry else results[at][1:])
+        _join_all(dimensions, new, results[at] if is_carry else results[at][1:])
         if is_carry and operands[first + at] is not None:
-            _join_all(own, new, operands[first + at])
+            _join_all(dimensions, new, operands[first + at])
 
 
-def _join_all(own: Dimensions, new: Any, result: Dims) -> None:
+def _join_all(dimensions: Dimensions, new: Any, result: Dims) -> None:
     """Joins the dimensions of what an inner graph returns with those of a result."""
     for a, b in zip(new or (), result, strict=bool(new)):
-        own.join(a, b)
+        dimensions.join(a, b)

@@ -43,15 +43,15 @@ def custom_call(
     avals: Avals,
 ) -> Any:
     emitter = current()
-    own, more = constants
-    known = _KNOWN.get(function)
-    if known is not None and differentiable and _graph_text(call_jaxpr) == known[0]:
-        found = known[1](*operands)
-        if found is not None:
-            return (found,)
+    count, more = constants
+    entry = _KNOWN.get(function)
+    if entry is not None and differentiable and _graph_text(call_jaxpr) == entry[0]:
+        result = entry[1](*operands)
+        if result is not None:
+            return (result,)
     if function == "jax::_slogdet_lu" and len(operands) == 1:  # torch has it whole
-        found = torch.linalg.slogdet(operands[0])
-        return found[0], found[1]
+        result = torch.linalg.slogdet(operands[0])
+        return result[0], result[1]
     tensors = tuple(
         emitter.make(torch.full, (), x, dtype=emitter.dtype(dtype))
         if isinstance(x, _NUMBERS)
@@ -59,23 +59,23 @@ def custom_call(
         for x, (dtype, _) in zip(operands, avals.operands, strict=True)
     )
     if not differentiable or not cotangents:
-        return emitter.inline(call_jaxpr, (*tensors[:own], *tensors[own + more :]))
+        return emitter.inline(call_jaxpr, (*tensors[:count], *tensors[count + more :]))
     numbers = {
         i: Scalar(x, dtype)
         for i, (x, (dtype, _)) in enumerate(zip(operands, avals.operands, strict=True))
-        if isinstance(x, _NUMBERS) and i - own - more not in differentiable
+        if isinstance(x, _NUMBERS) and i - count - more not in differentiable
     }
-    places = [i - own - more for i in range(own + more, len(operands)) if i not in numbers]
+    places = [i - count - more for i in range(count + more, len(operands)) if i not in numbers]
     left = (
-        sum(i not in numbers for i in range(own)),
-        sum(i not in numbers for i in range(own, own + more)),
+        sum(i not in numbers for i in range(count)),
+        sum(i not in numbers for i in range(count, count + more)),
     )
     body = _with_numbers(
         call_jaxpr,
-        {i - more * (i >= own): x for i, x in numbers.items() if not own <= i < own + more},
+        {i - more * (i >= count): x for i, x in numbers.items() if not count <= i < count + more},
     )
     if not isinstance(backward, str):
-        backward = _with_numbers(backward, {i - own: x for i, x in numbers.items() if i >= own})
+        backward = _with_numbers(backward, {i - count: x for i, x in numbers.items() if i >= count})
     results = emitter.call(
         derivatives.call_with_derivative,
         emitter.submodule(body, "function"),
@@ -96,16 +96,16 @@ def _with_numbers(graph: Graph, numbers: Mapping[int, Scalar]) -> Graph:
     """Returns a graph with numbers in the places of some inputs, by their positions."""
     if not numbers:
         return graph
-    known = {graph.inputs[i]: number for i, number in numbers.items()}
+    values = {graph.inputs[i]: number for i, number in numbers.items()}
     calls = [
         dataclasses.replace(
-            call, args=substitute(call.args, known), kwargs=substitute(call.kwargs, known)
+            call, args=substitute(call.args, values), kwargs=substitute(call.kwargs, values)
         )
         for call in graph.calls
     ]
     kept = [i for i in range(len(graph.inputs)) if i not in numbers]
     inputs, kinds = tuple(graph.inputs[i] for i in kept), tuple(graph.kinds[i] for i in kept)
-    return Graph(inputs, calls, substitute(graph.outputs, known), kinds)
+    return Graph(inputs, calls, substitute(graph.outputs, values), kinds)
 
 
 def _graph_text(graph: Graph) -> str:

@@ -33,7 +33,9 @@ def mean(x: Any, *, axes: tuple[int, ...], keep: bool) -> Any:
 
 @lowering("torch::window")
 def window(x: Any, *, window: tuple[Any, ...]) -> Any:
-    index = [slice(one[0] or None, one[1]) if isinstance(one, tuple) else one for one in window]
+    index = [
+        slice(item[0] or None, item[1]) if isinstance(item, tuple) else item for item in window
+    ]
     while index and index[-1] == slice(None):
         index.pop()
     if not index:
@@ -61,8 +63,8 @@ def batch_norm(
     x: Any, mean: Any, variance: Any, scale: Any, bias: Any, *, eps: float, channel: int
 ) -> Any:
     moved = x if channel == 1 else x.movedim(channel, 1)
-    found = F.batch_norm(moved, mean, variance, scale, bias, False, 0.0, eps)
-    return found if channel == 1 else found.movedim(1, channel)
+    y = F.batch_norm(moved, mean, variance, scale, bias, False, 0.0, eps)
+    return y if channel == 1 else y.movedim(1, channel)
 
 
 @lowering("torch::silu")
@@ -88,12 +90,12 @@ def dense(x: Any, w: Any, bias: Any, *, transposed: bool, summed: int, made: Any
         width = math.prod(made)
         w = w.reshape((width, -1) if transposed else (-1, width))
     if {x.dtype, w.dtype, bias.dtype} in ({half} for half in wide_products.HALVES):
-        found = current().call(wide_products.dense, x, w.t() if transposed else w, bias)
+        y = current().call(wide_products.dense, x, w.t() if transposed else w, bias)
     elif transposed:
-        found = F.linear(x, w, bias)
+        y = F.linear(x, w, bias)
     else:
-        found = torch.addmm(bias, x, w) if x.ndim == 2 else F.linear(x, w.t(), bias)
-    return found.unflatten(-1, made) if several else found
+        y = torch.addmm(bias, x, w) if x.ndim == 2 else F.linear(x, w.t(), bias)
+    return y.unflatten(-1, made) if several else y
 
 
 @TABLE.lowering("torch::attention", takes_avals=True)
@@ -106,7 +108,7 @@ def attention(
     emitter = current()
     results = tuple((dtype, (1,) * missing + shape) for dtype, shape in avals.results)
     options = {"mask": mask, "bias": bias, "scale": scale, "fill": fill}
-    found = emitter.call_as(results, fast_attention.attend, q, k, v, **options)[0]
+    y = emitter.call_as(results, fast_attention.attend, q, k, v, **options)[0]
     for _ in range(missing):
-        found = found.squeeze(0)
-    return found
+        y = y.squeeze(0)
+    return y

@@ -62,13 +62,13 @@ def threefry2x32(key1: Any, key2: Any, high: Any, low: Any) -> Any:
 
 @lax("iota_2x32_shape")
 def iota_2x32_shape(*, shape: tuple[Any, ...]) -> Any:
-    found = current().make(threefry.counters, shape)
-    return found[0], found[1]
+    words = current().make(threefry.counters, shape)
+    return words[0], words[1]
 
 
 def _pair(function: Any, *args: Any) -> Any:
-    found = current().call(function, *args)
-    return found[0], found[1]
+    results = current().call(function, *args)
+    return results[0], results[1]
 
 
 @lax("philox2x32")
@@ -78,14 +78,14 @@ def philox2x32(key: Any, x0: Any, x1: Any) -> Any:
 
 @lax("philox4x32")
 def philox4x32(k0: Any, k1: Any, *xs: Any) -> Any:
-    found = current().call(counters.philox4x32, k0, k1, *xs)
-    return tuple(found[i] for i in range(4))
+    results = current().call(counters.philox4x32, k0, k1, *xs)
+    return tuple(results[i] for i in range(4))
 
 
 @lax("threefry4x32")
 def threefry4x32(*words: Any) -> Any:
-    found = current().call(counters.threefry4x32, *words)
-    return tuple(found[i] for i in range(4))
+    results = current().call(counters.threefry4x32, *words)
+    return tuple(results[i] for i in range(4))
 
 
 # `RandomAlgorithm` of JAX; the default is that of XLA's CPU.

@@ -49,12 +49,12 @@ def _matrix(parts: Sequence[Part], size: int, constants: Mapping[str, Any]) -> A
         is_all = turned.fake.shape == (len(parts) * size, count)
         return turned if is_all else turned.narrow(0, 0, len(parts) * size).narrow(1, row, count)
 
-    def one(part: Part) -> Any:
+    def matrix(part: Part) -> Any:
         whole = constants[part.name]
         turned = whole if part.units_first else whole.t()
         return turned.narrow(0, part.start, size).narrow(1, *part.rows)
 
-    return torch.cat([one(part) for part in parts], 0)
+    return torch.cat([matrix(part) for part in parts], 0)
 
 
 def _bias(gate: Gate, size: int, constants: Mapping[str, Any]) -> Any:
@@ -95,14 +95,14 @@ def with_products_of_all_rows(
     taken = {*body.inputs, *(call.name for call in body.calls)}
     inputs = [next(n for i in range(len(taken) + 1) if (n := f"{name}_row{i}") not in taken)
               for name in names]  # fmt: skip
-    known = {name: Ref(new) for name, new in zip(names, inputs, strict=True)}
+    refs = {name: Ref(new) for name, new in zip(names, inputs, strict=True)}
     calls = [
-        replace(call, args=substitute(call.args, known), kwargs=substitute(call.kwargs, known))
+        replace(call, args=substitute(call.args, refs), kwargs=substitute(call.kwargs, refs))
         for call in body.calls
-        if call.name not in known
+        if call.name not in refs
     ]
     graph = Graph(
-        (*body.inputs, *inputs), calls, substitute(body.outputs, known), (*body.kinds, *kinds)
+        (*body.inputs, *inputs), calls, substitute(body.outputs, refs), (*body.kinds, *kinds)
     )
     return graph, (*xs, *made)
 

@@ -14,10 +14,10 @@ def dtype_of(name: str) -> torch.dtype:
     Raises:
         TypeError: torch has none of this name.
     """
-    found = getattr(torch, "bool" if name == "bool" else name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, "bool" if name == "bool" else name, None)
+    if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch has no dtype {name}")
-    return found
+    return dtype
 
 
 def carrier_of(name: str) -> torch.dtype:

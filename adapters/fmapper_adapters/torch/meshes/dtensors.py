@@ -130,8 +130,8 @@ class TorchMeshes(Meshes):
             if isinstance(node, _Convolution) and not layers.is_local(node):
                 self._check_convolution(where, node)
             dim = next((dim for cls, dim in _ADDED.items() if isinstance(node, cls)), None)
-            found = None if dim is None else self.layout(node.weight)
-            if dim is not None and found is not None and found[1][dim]:
+            layout = None if dim is None else self.layout(node.weight)
+            if dim is not None and layout is not None and layout[1][dim]:
                 node.register_forward_hook(add_up)
 
     def submesh(self, mesh: Any, axes: Sequence[str]) -> Any:
@@ -142,8 +142,8 @@ class TorchMeshes(Meshes):
         """Returns a copy on the mesh's kind of device."""
         if is_dtensor(array):
             raise PlacementError(_not_again(array))
-        own = array.detach()
-        return own.clone() if own.is_meta else own.to(mesh.device_type, copy=True)
+        detached = array.detach()
+        return detached.clone() if detached.is_meta else detached.to(mesh.device_type, copy=True)
 
     def fully_shard(
         self, nodes: Sequence[tuple[str, str, Any]], mesh: Any, asked: Mapping[Any, Sequence[str]]
@@ -161,8 +161,8 @@ class TorchMeshes(Meshes):
 
     def _check_convolution(self, where: str, node: Any) -> None:
         for name, tensor in node.named_parameters(recurse=False):
-            found = self.layout(tensor)
-            if found is not None and any(found[1]):
+            layout = self.layout(tensor)
+            if layout is not None and any(layout[1]):
                 raise PlacementError(
                     f"{where}.{name}: torch's convolutions give wrong shapes for DTensors that "
                     f"are sharded by channels, and fmapper does not know how a "
@@ -183,10 +183,10 @@ class TorchMeshes(Meshes):
             if placement.is_replicate():
                 continue
             before = _private.parts_before(placement)
-            own = () if before is None else spec[placement.dim]
-            if before is not None and (not own or isinstance(own, PackedAxes)):
+            axes = () if before is None else spec[placement.dim]
+            if before is not None and (not axes or isinstance(axes, PackedAxes)):
                 each = array.shape[placement.dim] // before
-                spec[placement.dim] = PackedAxes((name, *own), (each,) * before)
+                spec[placement.dim] = PackedAxes((name, *axes), (each,) * before)
             elif before is not None and before == math.prod(
                 sizes[axis] for axis in spec[placement.dim]
             ):
@@ -199,10 +199,10 @@ class TorchMeshes(Meshes):
 
     def process(self) -> tuple[int, int]:
         """Returns rank and world size; one process where no group was made."""
-        own = torch.distributed
-        if not own.is_available() or not own.is_initialized():
+        distributed = torch.distributed
+        if not distributed.is_available() or not distributed.is_initialized():
             return 0, 1
-        return own.get_rank(), own.get_world_size()
+        return distributed.get_rank(), distributed.get_world_size()
 
     def messages(self) -> tuple[Callable[[memoryview, int], object], Callable[[int], Any]]:
         """Returns functions for a new group of processes, on the CPU."""
@@ -210,22 +210,22 @@ class TorchMeshes(Meshes):
 
     def writers(self, array: Any) -> Mapping[Box, int] | None:
         """Returns the parts of a `DTensor`."""
-        found = self.layout(array)
-        if found is None:
+        layout = self.layout(array)
+        if layout is None:
             return None
         boxes: dict[Box, int] = {}
-        for rank, held in sorted(self.boxes_by_process(found[0], array.shape, found[1]).items()):
+        for rank, held in sorted(self.boxes_by_process(layout[0], array.shape, layout[1]).items()):
             for box in held:
                 boxes.setdefault(box, rank)
         return boxes
 
     def held_parts(self, array: Any) -> Mapping[Box, Any]:
         """Returns the local tensor."""
-        found = self.layout(array)
-        assert found is not None
-        boxes = self.own_boxes(found[0], array.shape, found[1])
+        layout = self.layout(array)
+        assert layout is not None
+        boxes = self.own_boxes(layout[0], array.shape, layout[1])
         local = array.detach().to_local()
-        parts = local.chunk(len(boxes), _packed_dimension(found[1])) if boxes[1:] else [local]
+        parts = local.chunk(len(boxes), _packed_dimension(layout[1])) if boxes[1:] else [local]
         return dict(zip(boxes, parts, strict=True))
 
     def packings(self, node: Any) -> Iterator[tuple[str, Any, Packed]]:
@@ -317,14 +317,14 @@ def placements(
     from torch.distributed.tensor import Replicate, Shard
 
     names = list(_axes(mesh))
-    found: list[Placement] = [Replicate()] * len(names)
+    result: list[Placement] = [Replicate()] * len(names)
     for dim, axes in enumerate(spec):
         order = [names.index(axis) for axis in axes]
         if any_order and order != sorted(order) and order[:-1] == sorted(order[:-1]):
             *first, last = order
             before = math.prod(mesh.shape[at] for at in first)
             if last < first[0]:
-                found[last] = _private.strided_shard(dim, before)
+                result[last] = _private.strided_shard(dim, before)
                 order = first
         if order != sorted(order):
             raise PlacementError(
@@ -342,16 +342,16 @@ def placements(
                 )
             kind = _private.strided_shard(dim, len(axes.sizes))
         for at in order:
-            found[at] = kind
-    return tuple(found)
+            result[at] = kind
+    return tuple(result)
 
 
 def _check(tensor: torch.Tensor, mesh: DeviceMesh, where: str) -> None:
     if is_dtensor(tensor):
-        own: Any = tensor
-        if own.device_mesh != mesh:
+        dtensor: Any = tensor
+        if dtensor.device_mesh != mesh:
             raise PlacementError(
-                f"{where}: is on another mesh, {own.device_mesh}. Gather it first with "
+                f"{where}: is on another mesh, {dtensor.device_mesh}. Gather it first with "
                 f"tensor.full_tensor(), or save it and load it on the new mesh."
             )
     elif tensor.layout is not torch.strided:
@@ -369,24 +369,24 @@ def _check(tensor: torch.Tensor, mesh: DeviceMesh, where: str) -> None:
 def _divide(
     tensor: torch.Tensor, mesh: DeviceMesh, spec: Spec, wanted: tuple[Placement, ...]
 ) -> torch.Tensor:
-    own: Any = tensor.detach()
-    if is_dtensor(own):
-        if tuple(own.placements) == wanted:
+    values: Any = tensor.detach()
+    if is_dtensor(values):
+        if tuple(values.placements) == wanted:
             return tensor
-        made: torch.Tensor = own.redistribute(mesh, wanted)
+        made: torch.Tensor = values.redistribute(mesh, wanted)
         return made
     place = mesh.get_coordinate()
     sizes = _axes(mesh)
     if place is None:
-        local = own.new_empty(0)
+        local = values.new_empty(0)
     else:
-        boxes = boxes_at(spec, own.shape, sizes, dict(zip(sizes, place, strict=True)))
-        local = _join([own[tuple(itertools.starmap(slice, box))] for box in boxes], spec)
-    if own.device.type == "meta":
+        boxes = boxes_at(spec, values.shape, sizes, dict(zip(sizes, place, strict=True)))
+        local = _join([values[tuple(itertools.starmap(slice, box))] for box in boxes], spec)
+    if values.device.type == "meta":
         local = torch.empty_like(local, memory_format=torch.contiguous_format)
     else:
         local = local.to(mesh.device_type, copy=True).contiguous()
-    return _as_dtensor(local, mesh, wanted, tuple(own.shape))
+    return _as_dtensor(local, mesh, wanted, tuple(values.shape))
 
 
 def _join(parts: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:

@@ -56,8 +56,8 @@ def _class_of_shards(cls: Any) -> Any:
 
 
 def _empty(cls: Any) -> Any:
-    own = _class_of_shards(cls)
-    return own.__new__(own)
+    shard_class = _class_of_shards(cls)
+    return shard_class.__new__(shard_class)
 
 
 class _Experts:
@@ -71,16 +71,16 @@ class _Experts:
         module: Any = self
         shards = _Shards(module, hidden_states)
         x = shards.rows(hidden_states)
-        own = x, shards.rows(top_k_index), shards.rows(top_k_weights)
+        inputs = x, shards.rows(top_k_index), shards.rows(top_k_weights)
         # attributes of a module come before its parameters of the same names
         new = {name: shards.local(name, p) for name, p in shards.weights.items()}
         vars(module).update(new)
         try:
-            found = super().forward(*own)  # type: ignore[misc]
+            output = super().forward(*inputs)  # type: ignore[misc]
         finally:
             for name in new:
                 del vars(module)[name]
-        return shards.add_up(found, hidden_states.shape)
+        return shards.add_up(output, hidden_states.shape)
 
 
 class _Shards:
@@ -149,16 +149,18 @@ class _Shards:
         gradient: list[Any] = []
         is_down_bias = name == f"{_DOWN}_bias"
         for at, row in enumerate(self.x):
-            own = Replicate()
+            placement = Replicate()
             if at in self.features and not is_down_bias:
-                own = self._of_up(1) if name.endswith("up_proj_bias") else weight.placements[at]
-            kinds.append(own)
-            is_sum = row.is_shard() or (at in self.features and own.is_replicate())
+                placement = (
+                    self._of_up(1) if name.endswith("up_proj_bias") else weight.placements[at]
+                )
+            kinds.append(placement)
+            is_sum = row.is_shard() or (at in self.features and placement.is_replicate())
             gradient.append(Partial() if is_sum else kinds[-1])
-        found = weight.redistribute(self.mesh, kinds).to_local(grad_placements=gradient)
+        local = weight.redistribute(self.mesh, kinds).to_local(grad_placements=gradient)
         if is_down_bias:  # which is added by one process of those that add up
-            return found * all(self.mesh.get_local_rank(at) == 0 for at in self.features)
-        return found
+            return local * all(self.mesh.get_local_rank(at) == 0 for at in self.features)
+        return local
 
     def add_up(self, part: Any, shape: Any) -> Any:
         """Returns the sum of what each process found."""

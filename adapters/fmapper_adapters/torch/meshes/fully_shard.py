@@ -59,8 +59,8 @@ def refill(nodes: Iterable[Any], new: Mapping[Any, Any]) -> None:
     """Replaces parameters of modules, wherever they are tied, and of their optimizers."""
     for node in nodes:
         if isinstance(node, torch.nn.Module):
-            own = node._parameters
-            own.update({name: new[old] for name, old in own.items() if old in new})
+            parameters = node._parameters
+            parameters.update({name: new[old] for name, old in parameters.items() if old in new})
         elif isinstance(node, torch.optim.Optimizer):
             for group in node.param_groups:
                 group["params"] = [new.get(old, old) for old in group["params"]]
@@ -74,26 +74,26 @@ def _matches(key: Any, modules: Sequence[Node], roots: Sequence[Node]) -> list[N
         said = {
             name for _, _, root in roots for name in getattr(root, "_no_split_modules", ()) or ()
         }
-        found = [node for node in modules if type(node[2]).__name__ in said]
-        if not found:
+        matches = [node for node in modules if type(node[2]).__name__ in said]
+        if not matches:
             raise PlacementError(
                 "these modules do not say which of their parameters are gathered together, as "
                 "those of transformers do. Name the modules by class or path: "
                 'fsdp={Block: "data"}, or fsdp={"layers.*": "data"}.'
             )
-        return found
+        return matches
     if isinstance(key, type):
-        found = [node for node in modules if isinstance(node[2], key)]
+        matches = [node for node in modules if isinstance(node[2], key)]
     else:
         hits = [node for node in modules if key.occurs_in(node[1])]
         inside = {id(child) for _, _, node in hits for child in _below(node)}
-        found = [node for node in hits if id(node[2]) not in inside]
-    if not found:
+        matches = [node for node in hits if id(node[2]) not in inside]
+    if not matches:
         name = key.__qualname__ if isinstance(key, type) else repr(key)
         names = [name for _, name, _ in modules if name]
         shown = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
         raise PlacementError(f"fsdp= names {name}, which matches no module. There are {shown}.")
-    return found
+    return matches
 
 
 def _below(module: torch.nn.Module) -> list[torch.nn.Module]:
@@ -156,12 +156,12 @@ def _shard_like(value: Any, old: Any, parameter: Any, mesh: Any, axes: set[str])
     from torch.distributed.tensor import DTensor
 
     local = value.to_local() if isinstance(value, DTensor) else value
-    own = parameter.device_mesh
-    axis = next(name for name in own.mesh_dim_names if name in axes)
+    device_mesh = parameter.device_mesh
+    axis = next(name for name in device_mesh.mesh_dim_names if name in axes)
     parts = local.chunk(mesh[axis].size())
     at = mesh[axis].get_local_rank()
     part = parts[at].clone() if at < len(parts) else local[:0].clone()
     return DTensor.from_local(
-        part, own, parameter.placements, run_check=False, shape=parameter.shape,
+        part, device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
         stride=parameter.stride(),
     )  # fmt: skip

@@ -64,18 +64,18 @@ class _Shards:
         self.weight_gradient: list[Placement] = []
         self.bias_gradient: list[Placement] = []
         left = groups
-        for at, (mine, own) in enumerate(zip(x.placements, weight.placements, strict=True)):
-            if mine == rows or not own.is_shard() or own.dim > 1:
-                row = mine if mine == rows else whole
+        for at, (of_x, of_weight) in enumerate(zip(x.placements, weight.placements, strict=True)):
+            if of_x == rows or not of_weight.is_shard() or of_weight.dim > 1:
+                row = of_x if of_x == rows else whole
                 kinds = row, whole, whole, row, row, *[sums if row == rows else whole] * 2
-            elif groups > 1 and own.dim == 0 and left % parts[at] == 0:
+            elif groups > 1 and of_weight.dim == 0 and left % parts[at] == 0:
                 left //= parts[at]
-                one = Shard(0)
-                kinds = features, one, one, features, features, one, one
-            elif groups == 1 and own.dim == first:
-                kinds = whole, own, Shard(0), features, sums, own, Shard(0)
-            elif groups == 1 and own.dim == second:
-                kinds = features, own, whole, sums, features, own, whole
+                shard = Shard(0)
+                kinds = features, shard, shard, features, features, shard, shard
+            elif groups == 1 and of_weight.dim == first:
+                kinds = whole, of_weight, Shard(0), features, sums, of_weight, Shard(0)
+            elif groups == 1 and of_weight.dim == second:
+                kinds = features, of_weight, whole, sums, features, of_weight, whole
             else:
                 kinds = whole, whole, whole, whole, whole, whole, whole
             named = (self.x, self.weight, self.bias, self.out, self.x_gradient,
@@ -104,16 +104,16 @@ def _compute(layer: Any, x: Any, outputs: int, call: Any) -> Any:
     if not isinstance(x, DTensor):  # torch raises here, unless it is told that x is replicated
         x = x + zeros((), device_mesh=weight.device_mesh, dtype=x.dtype)
     shards = _Shards(x, weight, outputs, layer.groups)
-    own = shards.local(x, shards.x, shards.x_gradient)
+    local = shards.local(x, shards.x, shards.x_gradient)
     parts = shards.local(weight, shards.weight, shards.weight_gradient)
     added = None
     if bias is not None and not shards.is_sum:
         added = shards.local(bias, shards.bias, shards.bias_gradient)
-    found = call(own, parts, added, shards.groups)
+    y = call(local, parts, added, shards.groups)
     channels = weight.shape[1] * layer.groups if outputs else weight.shape[0]
-    shape = (x.shape[0], channels, *found.shape[2:])
+    shape = (x.shape[0], channels, *y.shape[2:])
     made: Any = DTensor.from_local(
-        found.contiguous(), shards.mesh, shards.out, run_check=False, shape=torch.Size(shape),
+        y.contiguous(), shards.mesh, shards.out, run_check=False, shape=torch.Size(shape),
         stride=torch.empty(shape, device="meta").stride(),
     )  # fmt: skip
     if not shards.is_sum:
@@ -206,8 +206,8 @@ class _Channels:
     def __init__(self, layer: Any, x: Any) -> None:
         from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, zeros
 
-        own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-        self.mesh = next(tensor.device_mesh for tensor in own if isinstance(tensor, DTensor))
+        tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        self.mesh = next(tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor))
         if not isinstance(x, DTensor):  # torch raises here, unless it is told that x is replicated
             x = x + zeros((), device_mesh=self.mesh, dtype=x.dtype)
         self.shape = x.shape
@@ -261,14 +261,14 @@ def _around(layer: Any) -> list[int]:
 
     Sides differ where an even kernel is to keep the size.
     """
-    found: list[int] = []
+    padding: list[int] = []
     for at in reversed(range(len(layer.kernel_size))):
         if isinstance(layer.padding, str):
             total = layer.dilation[at] * (layer.kernel_size[at] - 1) * (layer.padding == "same")
-            found += [total // 2, total - total // 2]
+            padding += [total // 2, total - total // 2]
         else:
-            found += [layer.padding[at]] * 2
-    return found
+            padding += [layer.padding[at]] * 2
+    return padding
 
 
 def _output_padding(layer: Any, sizes: Sequence[int], wanted: Sequence[int]) -> list[int]:
@@ -277,7 +277,7 @@ def _output_padding(layer: Any, sizes: Sequence[int], wanted: Sequence[int]) -> 
     Raises:
         ValueError: It cannot give them.
     """
-    found = []
+    extra = []
     settings = (layer.stride, layer.padding, layer.dilation, layer.kernel_size)
     for size, want, stride, padding, dilation, kernel in zip(sizes, wanted, *settings, strict=True):
         least = (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1
@@ -285,8 +285,8 @@ def _output_padding(layer: Any, sizes: Sequence[int], wanted: Sequence[int]) -> 
             raise ValueError(
                 f"output_size has {want}; it can be from {least} to {least + stride - 1} there"
             )
-        found.append(want - least)
-    return found
+        extra.append(want - least)
+    return extra
 
 
 def _whole(tensor: Any) -> Any:

@@ -13,21 +13,21 @@ def of_new_group() -> tuple[Callable[[memoryview, int], object], Callable[[int],
 
     Its messages cannot be taken for those that a training sends at the same time.
     """
-    own = torch.distributed
-    group = own.new_group(backend="gloo")
+    distributed = torch.distributed
+    group = distributed.new_group(backend="gloo")
 
     def send(data: memoryview, rank: int) -> None:
         size = torch.tensor([data.nbytes])
-        own.send(size, rank, group=group)
+        distributed.send(size, rank, group=group)
         if data.nbytes:
-            own.send(_as_tensor(data), rank, group=group)
+            distributed.send(_as_tensor(data), rank, group=group)
 
     def receive(rank: int) -> Any:
         size = torch.zeros(1, dtype=torch.int64)
-        own.recv(size, rank, group=group)
+        distributed.recv(size, rank, group=group)
         data = torch.empty(int(size), dtype=torch.uint8)
         if data.numel():
-            own.recv(data, rank, group=group)
+            distributed.recv(data, rank, group=group)
         return data.numpy()
 
     return send, receive

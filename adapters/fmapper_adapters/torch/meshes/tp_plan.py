@@ -40,23 +40,23 @@ def axes(module: Any) -> Sequence[tuple[str, torch.Tensor, tuple[Any, ...]]]:
     converted = vars(module).get("_mesh_axes")
     if converted:
         named = dict(module.named_parameters(remove_duplicate=False))
-        return [(name, named[name], own) for name, own in converted.items() if name in named]
+        return [(name, named[name], spec) for name, spec in converted.items() if name in named]
     plan = getattr(module, "tp_plan", None)
     if not isinstance(plan, dict):
         return ()
-    found: list[tuple[str, torch.Tensor, tuple[Any, ...]]] = []
+    result: list[tuple[str, torch.Tensor, tuple[Any, ...]]] = []
     for name, parameter, style in _styles(module, plan):
         last = name.rpartition(".")[2]
         weights, biases = _STYLES[style]
         is_vector = parameter.ndim == 1 or last.endswith("bias")
         at = biases if is_vector else weights
         if at is None:
-            found.append((name, parameter, (None,) * parameter.ndim))
+            result.append((name, parameter, (None,) * parameter.ndim))
         else:
-            own: list[str | None] = [None] * parameter.ndim
-            own[parameter.ndim - 1 if is_vector else at] = "tensor"
-            found.append((name, parameter, tuple(own)))
-    return found
+            spec: list[str | None] = [None] * parameter.ndim
+            spec[parameter.ndim - 1 if is_vector else at] = "tensor"
+            result.append((name, parameter, tuple(spec)))
+    return result
 
 
 def sums(module: Any) -> Sequence[str]:
@@ -82,8 +82,8 @@ def _styles(
 def axes_below(module: torch.nn.Module) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yields name and axes of what a module and its parts say of their parameters."""
     for path, part in module.named_modules():
-        for name, _, own in axes(part):
-            yield f"{path}.{name}" if path else name, own
+        for name, _, spec in axes(part):
+            yield f"{path}.{name}" if path else name, spec
 
 
 def _regex(pattern: str) -> re.Pattern[str]:

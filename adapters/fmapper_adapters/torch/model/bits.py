@@ -18,8 +18,8 @@ def view_as(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Computes `x.view(dtype)`, for which torch.func.vmap may have no rule of its own."""
     if torch.compiler.is_compiling() or not is_batched(x):
         return x.view(dtype)
-    found: Tensor = _Viewed.apply(x, dtype)  # type: ignore[no-untyped-call]
-    return found
+    viewed: Tensor = _Viewed.apply(x, dtype)  # type: ignore[no-untyped-call]
+    return viewed
 
 
 def is_batched(x: Tensor) -> bool:

@@ -120,8 +120,8 @@ class Code:
         self.changed_inputs = [places[out.target] for out in program.outputs if out.kind == "input"]
         ops = {op: at for op, at in program.ops().items() if op != "sym::getitem"}
         self._is_native = not any(op.startswith("lax::") for op in ops)
-        own = calls.native_lowerings(ops, added) if self._is_native else {}
-        lowerings = table.find_all(ops, {**added, **own})
+        native = calls.native_lowerings(ops, added) if self._is_native else {}
+        lowerings = table.find_all(ops, {**added, **native})
         emitter = self._emit(lowerings)
         self.graph = emitter.graph
         results = [(call, emitter.nodes_of(call.name)) for call in program.graph.calls
@@ -144,19 +144,19 @@ class Code:
 
     def observe(self, model: torch.nn.Module, leaves: Any) -> Iterator[Observation]:
         """Yields the operations of the program, with their results if the graph computes them."""
-        found: dict[fx.Node, Any] = {}
+        values: dict[fx.Node, Any] = {}
 
         class Watching(fx.Interpreter):
             def run_node(self, n: fx.Node) -> Any:
-                found[n] = super().run_node(n)
-                return found[n]
+                values[n] = super().run_node(n)
+                return values[n]
 
         with torch.no_grad():
             Watching(model, graph=self.graph).run(*leaves)
         for call, nodes in self._results:  # without nodes it is part of a larger operation
             shown = [
                 x.view(types.dtype_of(dtype)) if types.is_carried(dtype) else x
-                for x, (dtype, _) in zip((found[n] for n in nodes), call.result, strict=False)
+                for x, (dtype, _) in zip((values[n] for n in nodes), call.result, strict=False)
             ]
             yield Observation(
                 call.module, call.op, call.source, tuple(shown), call.name, tuple(call.refs())
@@ -254,7 +254,7 @@ class Code:
 
     def _check(self, leaves: list[Any]) -> list[Any]:
         sizes: dict[str, Any] = {}
-        found: list[Any] = []
+        tensors: list[Any] = []
         for x, given, dtype, path, label in zip(
             leaves, self.users, self.dtypes, self.paths, self.labels, strict=True
         ):
@@ -266,13 +266,13 @@ class Code:
                     )
                 continue
             if x is None and label not in self.program.graph.uses():
-                found.append(None)  # of an argument that was left out
+                tensors.append(None)  # of an argument that was left out
                 continue
-            found.append(self._tensor(x, given, dtype, path, sizes))
+            tensors.append(self._tensor(x, given, dtype, path, sizes))
         problem = self.program.size_problem(sizes)
         if problem:
             raise ProgramInputError(f"{self.program.name}: {self.program.name_sizes(problem)}")
-        return found
+        return tensors
 
     def _tensor(
         self, x: Any, given: Input, dtype: Any, path: str, sizes: dict[str, Any]
@@ -293,10 +293,10 @@ class Code:
                 return _narrow(x, dtype, path)
             problem = f"expected {dtype}, got {x.dtype}"
         if problem:
-            why = [told for told in self.program.fixed if told.startswith(f"{path}.shape[")]
-            told = f"; {'; '.join(why)}" if why else ""
+            why = [text for text in self.program.fixed if text.startswith(f"{path}.shape[")]
+            note = f"; {'; '.join(why)}" if why else ""
             problem = self.program.name_sizes(problem)
-            raise ProgramInputError(f"{self.program.name}: {path}: {problem}{told}")
+            raise ProgramInputError(f"{self.program.name}: {path}: {problem}{note}")
         tensor: torch.Tensor = x
         return tensor
 
@@ -352,9 +352,9 @@ def _execute(source: str, names: Mapping[str, Any], model: str) -> Callable[...,
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     space = dict(names)
     exec(compile(source, file, "exec"), space)
-    found: Callable[..., Any] = space["forward"]
-    weakref.finalize(found, linecache.cache.pop, file, None)
-    return found
+    forward: Callable[..., Any] = space["forward"]
+    weakref.finalize(forward, linecache.cache.pop, file, None)
+    return forward
 
 
 def fakes(program: Program, renamed: Mapping[str, str], mode: FakeTensorMode) -> list[Any]:
@@ -363,16 +363,16 @@ def fakes(program: Program, renamed: Mapping[str, str], mode: FakeTensorMode) ->
     Sizes that may vary are symbols of `mode`, one for each name.
     """
     sizes = {s: _symbol(_EXAMPLE * 2**i + 7 * i**2, mode) for i, s in enumerate(program.symbols)}
-    found: list[Any] = []
+    tensors: list[Any] = []
     for given in program.inputs:
         if given.kind == "static":
-            found.append(None)
+            tensors.append(None)
             continue
         dtype = types.dtype_of(renamed.get(given.dtype, given.dtype))
         shape: Any = [n if isinstance(n, int) else size_of(n, sizes) for n in given.shape]
         with mode:
-            found.append(torch.empty(shape, dtype=dtype, device="cpu"))
-    return found
+            tensors.append(torch.empty(shape, dtype=dtype, device="cpu"))
+    return tensors
 
 
 def _symbol(example: int, mode: FakeTensorMode) -> Any:

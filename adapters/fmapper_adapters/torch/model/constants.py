@@ -34,63 +34,63 @@ def hoist(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
     Returns:
         The tensors by the names of the attributes, on the CPU.
     """
-    known = _constant_nodes(graph)
-    found: dict[str, torch.Tensor] = {}
+    constants = _constant_nodes(graph)
+    tensors: dict[str, torch.Tensor] = {}
     chosen = [
         node
         for node in graph.nodes
-        if node in known
+        if node in constants
         and isinstance(node.meta.get("val"), torch.Tensor)
-        and any(user not in known for user in node.users)
+        and any(user not in constants for user in node.users)
     ]
     for node, value in _values(graph, chosen):
-        name = f"{prefix}{len(found)}"
+        name = f"{prefix}{len(tensors)}"
         # a view of one number takes the memory of one number, but is not a tensor to be saved
-        found[name] = value.contiguous() if value.numel() < _SMALL else value
+        tensors[name] = value.contiguous() if value.numel() < _SMALL else value
         with graph.inserting_before(node):
             constant = graph.create_node("get_attr", name, (), {}, name=node.name)
         constant.meta.update(node.meta)
         node.replace_all_uses_with(constant)
     for node in list(graph.nodes):
-        if node.target is torch.where and _is_true(node.args[0], found):
+        if node.target is torch.where and _is_true(node.args[0], tensors):
             taken = node.args[1]
             if isinstance(taken, fx.Node) and (taken.meta["val"].shape == node.meta["val"].shape):
                 node.replace_all_uses_with(taken)
     graph.eliminate_dead_code(fx_passes.is_kept)
     used = {node.target for node in graph.nodes if node.op == "get_attr"}
-    return {name: tensor for name, tensor in found.items() if name in used}
+    return {name: tensor for name, tensor in tensors.items() if name in used}
 
 
-def _is_true(condition: Any, found: dict[str, torch.Tensor]) -> bool:
+def _is_true(condition: Any, tensors: dict[str, torch.Tensor]) -> bool:
     return (
         condition.op == "get_attr"
-        and condition.target in found
-        and bool(found[condition.target].all())
+        and condition.target in tensors
+        and bool(tensors[condition.target].all())
     )
 
 
 def _constant_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Returns cheap nodes that depend on no input but its device."""
-    known: set[fx.Node] = set()
+    constants: set[fx.Node] = set()
     work = size = 0
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method"):
             continue
         sources = node.all_input_nodes
         if _is_device(node):
-            known.add(node)
+            constants.add(node)
             continue
         is_plain = bool(sources or node.target in _FACTORIES) and not _is_special(node)
-        if not is_plain or not all(source in known for source in sources):
+        if not is_plain or not all(source in constants for source in sources):
             continue
         elements = _elements(node)
         if elements > _LARGEST:
             continue
         takes = work + _work(node, elements), size + elements * 8
         if takes[0] <= _MOST_WORK and takes[1] <= _MOST_BYTES:
-            known.add(node)
+            constants.add(node)
             work, size = takes
-    return known
+    return constants
 
 
 def _elements(node: fx.Node) -> int:
@@ -141,19 +141,19 @@ def _values(graph: fx.Graph, chosen: list[fx.Node]) -> list[tuple[fx.Node, torch
         for source in _sources(node):
             left[source] += 1
     values: dict[fx.Node, Any] = {}
-    found = []
+    results = []
     wanted = set(chosen)
     for node in graph.nodes:
         if node not in left:
             continue
         values[node] = _value(node, values)
         if node in wanted:
-            found.append((node, values[node]))
+            results.append((node, values[node]))
         for source in _sources(node):
             left[source] -= 1
             if not left[source]:
                 del values[source]
-    return found
+    return results
 
 
 def _sources(node: fx.Node) -> list[fx.Node]:

@@ -70,9 +70,9 @@ def scan(
     state: Any = tuple(carry)
     produced = []
     for row in rows:
-        found = body(*constants, *state, *row)
-        state = found[:count]
-        produced.append(found[count:])
+        results = body(*constants, *state, *row)
+        state = results[:count]
+        produced.append(results[count:])
     if reverse:
         produced.reverse()
     return (*state, *(torch.stack(column) for column in zip(*produced, strict=True)))
@@ -209,9 +209,9 @@ def _scan_in_graph(
 
     def step(before: Any, row: Any) -> Any:
         state = [_as_they_were(x, kind) for x, kind in zip(before, kinds, strict=False)]
-        found = body(*constants, *state, *(row if xs else ()))
-        after = [_as_floats(x, wide) for x in found[:count]] or [before[0].clone()]
-        return after, [_as_floats(y, wide) for y in found[count:]]
+        results = body(*constants, *state, *(row if xs else ()))
+        after = [_as_floats(x, wide) for x in results[:count]] or [before[0].clone()]
+        return after, [_as_floats(y, wide) for y in results[count:]]
 
     last, ys = _private.scan(step, first, rows, dim=0, reverse=reverse)
     return tuple(
@@ -278,11 +278,11 @@ def while_loop(
             return going.any() if going.ndim else going.clone()
 
         def step(*now: Tensor) -> tuple[Tensor, ...]:
-            found = body(*body_constants, *now)
+            results = body(*body_constants, *now)
             going = condition(*condition_constants, *now)[0]
             if going.ndim:
-                found = _where(going, found, now)
-            return tuple(_own(x) for x in found)
+                results = _where(going, results, now)
+            return tuple(_own(x) for x in results)
 
         last: tuple[Tensor, ...] = tuple(
             _private.while_loop(holds, step, tuple(_own(x) for x in state))  # type: ignore[no-untyped-call]
@@ -292,8 +292,8 @@ def while_loop(
         going = condition(*condition_constants, *state)[0]
         if not _any(going):
             return tuple(state)
-        found = body(*body_constants, *state)
-        state = _where(going, found, state) if going.ndim or bits.is_batched(going) else found
+        results = body(*body_constants, *state)
+        state = _where(going, results, state) if going.ndim or bits.is_batched(going) else results
 
 
 def _where(going: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -314,10 +314,12 @@ def switch(
         return _switch_in_graph(index, branches, operands)
     if bits.is_batched(index):  # under vmap: all of them, as JAX does
         results = [branch(*operands) for branch in branches]
-        found = results[0]
+        chosen = results[0]
         for i, result in enumerate(results[1:], 1):
-            found = tuple(torch.where(index >= i, x, y) for x, y in zip(result, found, strict=True))
-        return found
+            chosen = tuple(
+                torch.where(index >= i, x, y) for x, y in zip(result, chosen, strict=True)
+            )
+        return chosen
     return branches[min(max(int(index), 0), last)](*operands)
 
 
@@ -340,8 +342,8 @@ def _switch_in_graph(
             return some[0](*given[1:])
         return _switch_in_graph(given[0] - first, some, given[1:])
 
-    found: tuple[Tensor, ...] = torch.cond(index < middle, below, above, (index, *operands))
-    return found
+    results: tuple[Tensor, ...] = torch.cond(index < middle, below, above, (index, *operands))
+    return results
 
 
 # --- torch.func.vmap ---

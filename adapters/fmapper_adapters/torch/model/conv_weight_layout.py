@@ -19,7 +19,7 @@ def weights_of(graph: fx.Graph) -> dict[str, tuple[tuple[int, ...], torch.memory
         The permutation to torch's shape, and the order in memory that its channels-last
         convolutions need; weights in another order would be copied in each call.
     """
-    found = {}
+    layouts = {}
     for node in graph.nodes:
         if node.op != "get_attr" or len(node.users) != 1:
             continue
@@ -32,8 +32,8 @@ def weights_of(graph: fx.Graph) -> dict[str, tuple[tuple[int, ...], torch.memory
             if len(user.args) > 1
         }
         if len(formats) == 1 and None not in formats and all(len(u.args) > 1 for u in moved.users):
-            found[str(node.target)] = tuple(moved.args[1]), formats.pop()
-    return found  # type: ignore[return-value]
+            layouts[str(node.target)] = tuple(moved.args[1]), formats.pop()
+    return layouts  # type: ignore[return-value]
 
 
 def arrange(

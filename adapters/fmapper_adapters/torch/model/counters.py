@@ -28,8 +28,8 @@ def _wide(x: Tensor) -> Tensor:
 
 def _product(factor: int, x: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the upper and the lower word of a product."""
-    found = x * factor
-    return (found >> 32) & _LOW, found & _LOW
+    product = x * factor
+    return (product >> 32) & _LOW, product & _LOW
 
 
 def philox2x32(key: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:

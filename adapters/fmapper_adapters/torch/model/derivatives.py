@@ -35,17 +35,17 @@ def call_with_derivative(
         constants: The number of constants of each function.
         once: Why the derivative has none itself; empty where it has.
     """
-    own, more = constants
-    inner = (*operands[:own], *operands[own + more :])
+    count, more = constants
+    inner = (*operands[:count], *operands[count + more :])
     if not _is_differentiated(inner):
         return tuple(body(*inner))
-    plan = body, backward, own, more, differentiable, cotangents, once
+    plan = body, backward, count, more, differentiable, cotangents, once
     if torch.compiler.is_compiling():  # which takes no tensor twice
         operands = [
             x.view_as(x) if any(x is y for y in operands[:i]) else x for i, x in enumerate(operands)
         ]
-    found: tuple[Tensor, ...] = _Function.apply(plan, *operands)  # type: ignore[no-untyped-call]
-    return found
+    results: tuple[Tensor, ...] = _Function.apply(plan, *operands)  # type: ignore[no-untyped-call]
+    return results
 
 
 call_with_derivative.is_control_flow = True  # type: ignore[attr-defined]
@@ -66,10 +66,10 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def forward(plan: Any, *operands: Tensor) -> Any:
-        body, _, own, more, *_ = plan
-        found = body(*operands[:own], *operands[own + more :])
+        body, _, count, more, *_ = plan
+        results = body(*operands[:count], *operands[count + more :])
         # autograd saves the operands, so that none of them may be a result
-        return tuple(y.view_as(y) if any(y is x for x in operands) else y for y in found)
+        return tuple(y.view_as(y) if any(y is x for x in operands) else y for y in results)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -81,16 +81,16 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        _, backward, own, more, differentiable, cotangents, once = ctx.plan
+        _, backward, count, more, differentiable, cotangents, once = ctx.plan
         if isinstance(backward, str):
             raise RuntimeError(f"a custom derivative cannot be used here: {backward}")
         given = [gradients[i] for i in cotangents]
-        found = backward(*ctx.saved_tensors[own:], *given)
+        results = backward(*ctx.saved_tensors[count:], *given)
         full: list[Any] = [None] * ctx.count
-        for i, gradient in zip(differentiable, found, strict=True):
-            full[own + more + i] = gradient
+        for i, gradient in zip(differentiable, results, strict=True):
+            full[count + more + i] = gradient
         if any(
-            needed and i - own - more not in differentiable
+            needed and i - count - more not in differentiable
             for i, needed in enumerate(ctx.needs_input_grad[1:])
         ):
             raise RuntimeError(
@@ -105,8 +105,8 @@ def _without_derivatives(gradients: Sequence[Any], reason: str) -> Sequence[Any]
     if not reason or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return gradients
     tensors = [x for x in gradients if x is not None]
-    found = iter(_Last.apply(reason, *tensors))  # type: ignore[no-untyped-call]
-    return [None if x is None else next(found) for x in gradients]
+    remaining = iter(_Last.apply(reason, *tensors))  # type: ignore[no-untyped-call]
+    return [None if x is None else next(remaining) for x in gradients]
 
 
 class _Last(torch.autograd.Function):
@@ -148,13 +148,13 @@ def with_gradient(
         once: Why the derivative has none itself; empty where it has.
     """
     given = {id(x) for x in xs}
-    found_at = {id(y): i for i, y in enumerate(ys) if id(y) not in given}
-    own = tuple(found_at.get(id(one)) for one in kept)
-    plan = backward, len(ys), len(xs), tuple(places), own, once
-    found: tuple[Tensor, ...] = _WithGradient.apply(  # type: ignore[no-untyped-call]
+    positions = {id(y): i for i, y in enumerate(ys) if id(y) not in given}
+    origins = tuple(positions.get(id(tensor)) for tensor in kept)
+    plan = backward, len(ys), len(xs), tuple(places), origins, once
+    results: tuple[Tensor, ...] = _WithGradient.apply(  # type: ignore[no-untyped-call]
         plan, *(y.detach() for y in ys), *xs, *kept
     )
-    return found
+    return results
 
 
 class _WithGradient(torch.autograd.Function):
@@ -172,7 +172,7 @@ class _WithGradient(torch.autograd.Function):
         ctx.plan = plan
         ctx.count = len(tensors)
         kept = zip(tensors[plan[1] + plan[2] :], plan[4], strict=True)
-        ctx.save_for_backward(*(one if i is None else output[i] for one, i in kept))
+        ctx.save_for_backward(*(tensor if i is None else output[i] for tensor, i in kept))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -180,8 +180,8 @@ class _WithGradient(torch.autograd.Function):
         if isinstance(backward, str):
             raise RuntimeError(backward)
         full: list[Any] = [None] * ctx.count
-        found = backward(*gradients, *ctx.saved_tensors)
-        for place, gradient in zip(places, found, strict=True):
+        slopes = backward(*gradients, *ctx.saved_tensors)
+        for place, gradient in zip(places, slopes, strict=True):
             full[results + place] = gradient
         return (None, *_without_derivatives(full, once))
 

@@ -38,8 +38,8 @@ class Value(fx.Proxy):
     @property
     def dtype(self) -> torch.dtype:
         """Its dtype."""
-        found: torch.dtype = self.fake.dtype
-        return found
+        dtype: torch.dtype = self.fake.dtype
+        return dtype
 
     @property
     def ndim(self) -> int:
@@ -131,15 +131,15 @@ class _Tracer(fx.proxy.GraphAppendingTracer):
     def _value(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
         if getattr(target, "is_control_flow", False):
             return self.result()
-        known, named = fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
+        operands, named = fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
         if kind == "call_method":
-            first, *known = known
+            first, *operands = operands
             target = getattr(first, target)
         if self.mode.shape_env is None:
             with self.mode:
-                return target(*known, **named)
+                return target(*operands, **named)
         with self.mode, _private.enable_python_dispatcher():  # C++ kernels read sizes as numbers
-            value = target(*known, **named)
+            value = target(*operands, **named)
         if self.mode.shape_env.replacements:  # else the example of the size becomes part of it
             name = getattr(target, "__name__", target)
             raise TypeError(f"{name} of torch fixes a size that varies")
@@ -245,16 +245,16 @@ class Emitter:
             ref: The argument.
             seen: Whether to return it in the dtype that users see.
         """
-        found = self._plain(ref, numbers=False)
+        value = self._plain(ref, numbers=False)
         kind = self._kind(ref) if seen else None
-        if kind is not None and types.is_carried(kind[0]) and isinstance(found, Value):
-            return found.view(types.dtype_of(kind[0]))
-        return found
+        if kind is not None and types.is_carried(kind[0]) and isinstance(value, Value):
+            return value.view(types.dtype_of(kind[0]))
+        return value
 
     def nodes_of(self, name: str) -> tuple[fx.Node, ...]:
         """Returns the nodes of the results of an outermost call; empty if they are gone."""
-        found = self._env.get(name)
-        values = found if isinstance(found, tuple | list) else (found,)
+        entry = self._env.get(name)
+        values = entry if isinstance(entry, tuple | list) else (entry,)
         nodes = tuple(value.node for value in values if isinstance(value, fx.Proxy))
         return nodes if len(nodes) == len(values) else ()
 
@@ -384,10 +384,10 @@ class Emitter:
         if lowering.takes_avals:
             kwargs["avals"] = Avals(operands, tuple(call.result))
         self._tracer.result = functools.partial(self._fake, call.result)
-        found = lowering.function(*args, **kwargs)
+        result = lowering.function(*args, **kwargs)
         if not self._native:
-            self._check(call, found)
-        return found
+            self._check(call, result)
+        return result
 
     def _kind(self, arg: Any) -> Any:
         if isinstance(arg, Ref):
@@ -413,10 +413,10 @@ class Emitter:
         return value
 
     def _size(self, expression: str) -> Any:
-        found = size_of(expression, self._sizes)
-        if found is None:
+        size = size_of(expression, self._sizes)
+        if size is None:
             raise ConversionError(f"the size {expression} is not known from the inputs")
-        return found
+        return size
 
     def _fake(self, results: Sequence[tuple[str, tuple[Any, ...]]]) -> Any:
         """Returns fake results of a call from JAX's dtypes and shapes."""
@@ -431,9 +431,9 @@ class Emitter:
         values = {k: v.node.meta["val"] if isinstance(v, fx.Proxy) else v for k, v in sizes}
         return size_of(size, values)
 
-    def _check(self, call: Call, found: Any) -> None:
+    def _check(self, call: Call, result: Any) -> None:
         """Checks the results of a lowering against JAX's dtypes and shapes."""
-        results = found if isinstance(found, tuple | list) else (found,)
+        results = result if isinstance(result, tuple | list) else (result,)
         if len(results) != len(call.result):
             raise TypeError(f"gives {len(results)} results instead of {len(call.result)}")
         for value, (dtype, shape) in zip(results, call.result, strict=True):

@@ -64,9 +64,9 @@ def attend(
         def slow(*operands: Tensor) -> Tensor:
             return _spelt_out(options, *operands).clone(memory_format=torch.contiguous_format)
 
-        found: Tensor = torch.cond(_is_moderate(options, q, k, v, bias), fast, slow,
+        y: Tensor = torch.cond(_is_moderate(options, q, k, v, bias), fast, slow,
                                    (q, k, v, *given))  # fmt: skip
-        return (found,)
+        return (y,)
     chosen = _fast if _is_moderate(options, q, k, v, bias) else _spelt_out
     return (chosen(options, q, k, v, *given),)
 
@@ -76,11 +76,11 @@ attend.is_control_flow = True  # type: ignore[attr-defined]
 
 def exact_gelu(x: Tensor) -> tuple[Tensor]:
     """Returns a tuple of one tensor, `x * erfc(-x / sqrt(2)) / 2`."""
-    found = functional.gelu(x)
+    y = functional.gelu(x)
     if not x.is_cpu or torch.compiler.is_compiling():  # where torch computes just that
-        return (found,)
+        return (y,)
     if _has_values(x) and x.detach().amax().item() < _LARGEST_VALUE:
-        return (found,)
+        return (y,)
     large = x >= _LARGEST_VALUE
     return (torch.where(large, x, functional.gelu(torch.where(large, 0.0, x))),)
 

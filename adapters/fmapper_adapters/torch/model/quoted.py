@@ -12,7 +12,7 @@ _NO_ATTRIBUTE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\"'\\\\]
 
 def on_one_line(text: str) -> str:
     """Escapes line breaks in a text for a comment."""
-    return _NO_TEXT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _NO_TEXT.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def as_attribute(name: str) -> str:

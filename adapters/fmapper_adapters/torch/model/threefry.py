@@ -120,13 +120,13 @@ def hashed_bits(
     words = _draw_in_halves(key, -(-width * size // 32))
     if width == 64:
         high, low = words.reshape(*key.shape[:-1], 2, size).unbind(-2)
-        found = (high.to(torch.int64) << 32) | (low.to(torch.int64) & 0xFFFFFFFF)
+        drawn = (high.to(torch.int64) << 32) | (low.to(torch.int64) & 0xFFFFFFFF)
     elif width == 32:
-        found = words
+        drawn = words
     else:
         shifts = torch.arange(0, 32, width, dtype=torch.int32, device=key.device)
-        found = _narrow(words.unsqueeze(-1) >> shifts, width).flatten(-2)[..., :size]
-    return found.reshape(*key.shape[:-1], *shape)
+        drawn = _narrow(words.unsqueeze(-1) >> shifts, width).flatten(-2)[..., :size]
+    return drawn.reshape(*key.shape[:-1], *shape)
 
 
 def _is_on_host(key: Tensor) -> bool:
@@ -182,8 +182,8 @@ def hashed_keys(key: Tensor, shape: Sequence[int], *, partitionable: bool = True
     """Returns the keys of `split`, by torch's own operations."""
     if partitionable:
         return torch.stack(_draw(key, shape), -1)
-    found = _draw_in_halves(key, 2 * math.prod(shape))
-    return found.reshape(*key.shape[:-1], *shape, 2)
+    words = _draw_in_halves(key, 2 * math.prod(shape))
+    return words.reshape(*key.shape[:-1], *shape, 2)
 
 
 def seed(seeds: Tensor) -> Tensor:

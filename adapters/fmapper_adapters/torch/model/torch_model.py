@@ -66,13 +66,13 @@ class TorchModel(Part):
         self._variable_types = {places.names[n]: t for n, t in program.variable_types.items()}
         self._few_bits = {places.names[n]: t for n, t in program.few_bits.items()}
         self._mesh_axes = {places.names[n]: axes for n, axes in program.axes.items()}
-        for mode, one in programs.items():
+        for mode, variant in programs.items():
             constants = {}
-            for i, (name, tensor) in enumerate(to_torch(dict(one.constants)).items()):
+            for i, (name, tensor) in enumerate(to_torch(dict(variant.constants)).items()):
                 constants[name] = f"_{mode}_{name if name.isidentifier() else f'held_{i}'}"
                 self.register_buffer(constants[name], tensor, persistent=False)
             targets = {**places.names, **constants}
-            self._codes[mode] = Code(one.without_state(), self._added, targets, {}, mode, fused)
+            self._codes[mode] = Code(variant.without_state(), self._added, targets, {}, mode, fused)
         for code in self._codes.values():
             for target, layout in conv_weight_layout.weights_of(code.graph).items():
                 array = get(self, target)
@@ -97,10 +97,10 @@ class TorchModel(Part):
         self.__class__ = _class_of_its_own()
 
     def __repr__(self) -> str:
-        own = Part()
+        part = Part()
         for name in ("_parameters", "_buffers", "_modules"):
-            getattr(own, name).update(_without(getattr(self, name), MADE))
-        return f"{type(self).__name__}{repr(own).removeprefix('Part')}"
+            getattr(part, name).update(_without(getattr(self, name), MADE))
+        return f"{type(self).__name__}{repr(part).removeprefix('Part')}"
 
     def _repr_html_(self) -> str:
         return self.program._repr_html_() + summary(self)._repr_html_()
@@ -130,9 +130,9 @@ class TorchModel(Part):
     @property
     def _code(self) -> Code:
         codes = self._codes
-        found = codes.get("training" if self.training else "evaluation")
-        if found is not None:
-            return found
+        code = codes.get("training" if self.training else "evaluation")
+        if code is not None:
+            return code
         if self.training and not self._lacks_training:  # it has no modes
             return codes["evaluation"]
         return self._refuse_mode()
@@ -204,11 +204,11 @@ class TorchModel(Part):
             n for n in codes[0].parameter_names
             if not held[codes[0].targets[n]].requires_grad and _can_train(held[codes[0].targets[n]])
         ]  # fmt: skip
-        found = {name: x.detach() for name, x in self.arrays_by_name().items()}
+        arrays = {name: x.detach() for name, x in self.arrays_by_name().items()}
         return dataclasses.replace(
             first,
-            parameters={n: x for n, x in found.items() if n in codes[0].parameter_names},
-            buffers={n: x for n, x in found.items() if n in codes[0].buffer_names},
+            parameters={n: x for n, x in arrays.items() if n in codes[0].parameter_names},
+            buffers={n: x for n, x in arrays.items() if n in codes[0].buffer_names},
             frozen=tuple(frozen),
             starts_in_training=self.training,
             evaluation=filled[1] if len(filled) > 1 else None,
@@ -235,19 +235,19 @@ class TorchModel(Part):
         """
         targets = next(iter(self._codes.values())).targets
         renamed = {target: name for name, target in targets.items() if name != target}
-        own = {
+        arrays = {
             renamed.get(name, name): array
             for name, array in self._tensors_by_name().items()
             if not name.startswith(MADE)
         }
-        if not any(name in own for name in renamed.values()):
+        if not any(name in arrays for name in renamed.values()):
             return None
 
         def back(filled: Mapping[str, Any]) -> Any:
-            new = {id(array): filled[name] for name, array in own.items()}
+            new = {id(array): filled[name] for name, array in arrays.items()}
             return fmap(lambda leaf: new.get(id(leaf), leaf), self)
 
-        return own, back
+        return arrays, back
 
     def constants_of_programs(self) -> set[str]:
         """Returns the names of buffers and modules that only the code of the graphs uses."""
@@ -269,8 +269,8 @@ class TorchModel(Part):
             ConversionError: The file does not contain a program, or is damaged.
             UnsupportedOpsError: It has custom operations that are not registered in this process.
         """
-        found: TorchModel = convert(load_program(path), "torch")
-        return found
+        model: TorchModel = convert(load_program(path), "torch")
+        return model
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Implements `to`, `half` and similar methods; the graph's dtypes follow."""
@@ -288,17 +288,17 @@ class TorchModel(Part):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Loads a state dict; tied arrays stay tied, also with `assign=True`."""
-        found = super().load_state_dict(*args, **kwargs)
+        keys = super().load_state_dict(*args, **kwargs)
         self._tie()
-        return found
+        return keys
 
     def _tie(self) -> None:
         """Ties arrays again, after a method of torch that treats them one by one."""
         for target, first in self._tied.items():
-            one = get(self, first)
-            if get(self, target) is not one:
+            array = get(self, first)
+            if get(self, target) is not array:
                 owner, _, last = target.rpartition(".")
-                setattr(self.get_submodule(owner), last, one)
+                setattr(self.get_submodule(owner), last, array)
 
     def _follow(self) -> None:
         """Rebuilds the graphs where the dtypes of parameters have changed.
@@ -345,7 +345,7 @@ TorchModel.__module__ = "fmapper_adapters.torch"  # where it is public
 
 def _without(held: Mapping[str, Any], beginnings: tuple[str, ...]) -> dict[str, Any]:
     """Returns the state of a module without names that begin so."""
-    return {name: one for name, one in held.items() if not name.startswith(beginnings)}
+    return {name: value for name, value in held.items() if not name.startswith(beginnings)}
 
 
 def _bare() -> TorchModel:
@@ -359,11 +359,11 @@ def _class_of_its_own() -> type[TorchModel]:
     With one forward for all, it would give up at the ninth model of a process.
     """
     shared = TorchModel.forward
-    own = types.FunctionType(
+    forward = types.FunctionType(
         shared.__code__.replace(), shared.__globals__, "forward", shared.__defaults__
     )
-    own.__doc__, own.__annotations__ = shared.__doc__, shared.__annotations__
-    return type(TorchModel.__name__, (TorchModel,), {"forward": own, "__module__": __name__})
+    forward.__doc__, forward.__annotations__ = shared.__doc__, shared.__annotations__
+    return type(TorchModel.__name__, (TorchModel,), {"forward": forward, "__module__": __name__})
 
 
 def _can_train(tensor: torch.Tensor) -> bool:

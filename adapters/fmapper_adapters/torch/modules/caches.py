@@ -58,9 +58,9 @@ def _fill(new: Any, old: Any, children: Mapping[str, Any]) -> None:
         kind = next((end for end in ("device", "dtype") if name.endswith(end)), "")
         if not kind or not isinstance(value, torch.device | torch.dtype):
             continue
-        told = [x for n, x in tensors.items() if n.startswith(name.removesuffix(kind))]
+        sources = [x for n, x in tensors.items() if n.startswith(name.removesuffix(kind))]
         if kind == "dtype":
-            told = [x for x in told if x.is_floating_point()]
-        if told:
-            state[name] = getattr(told[0], kind)
+            sources = [x for x in sources if x.is_floating_point()]
+        if sources:
+            state[name] = getattr(sources[0], kind)
     vars(new).update(state)

@@ -25,19 +25,19 @@ def weights(model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
     }
     if not wrappers:
         return None
-    own: dict[str, torch.Tensor] = {}
+    arrays: dict[str, torch.Tensor] = {}
 
     def note(path: KeyPath, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             keys = [str(key) for key in path]
             kept = [key for at, key in enumerate(keys) if (*keys[:at],) not in wrappers]
-            own[".".join(kept)] = leaf
+            arrays[".".join(kept)] = leaf
         return leaf
 
     fmap_with_path(note, model, cache=None)
 
     def back(filled: Mapping[str, Any]) -> Any:
-        new = {id(array): filled[name] for name, array in own.items()}
+        new = {id(array): filled[name] for name, array in arrays.items()}
         return fmap(lambda leaf: new.get(id(leaf), leaf), model)
 
-    return own, back
+    return arrays, back

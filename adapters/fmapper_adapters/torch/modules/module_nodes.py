@@ -62,40 +62,45 @@ def node_type(cls: type) -> NodeType | None:
 
     def items(module: Any) -> list[tuple[Any, Any]]:
         state = module.__dict__
-        found = [*state["_parameters"].items()]
+        children = [*state["_parameters"].items()]
         if state["_buffers"]:
-            found += state["_buffers"].items()
+            children += state["_buffers"].items()
         if state["_modules"]:
-            found += state["_modules"].items()
+            children += state["_modules"].items()
         if _GRADIENT in state:
-            found = [(name, no_gradient if x is None else x) for name, x in found]
+            children = [(name, no_gradient if x is None else x) for name, x in children]
         if numbered:
-            names = _numbers(tuple([name for name, _ in found]))
-            found = [(name, child) for name, (_, child) in zip(names, found, strict=True)]
+            names = _numbers(tuple([name for name, _ in children]))
+            children = [(name, child) for name, (_, child) in zip(names, children, strict=True)]
         if not settings_only(state):
-            found += _extra(state)
-        return found
+            children += _extra(state)
+        return children
 
     def carried_attributes(module: Any) -> list[tuple[str, Any]]:
         return [] if settings_only(module.__dict__) else _carried_attributes(module)
 
     def open(module: Any, keep: Callable[[Any], None]) -> Any:
-        known = module.__dict__
+        attributes = module.__dict__
         if is_fsdp:
             _refuse_fsdp(module)
         if lazy:
             _refuse_lazy(module)
-        state = known.copy()
+        state = attributes.copy()
         hooked = _own_hooks(state)
         if is_gradient():
             state[_GRADIENT] = True
         new: Any = _new(cls)
         _set(new, "__dict__", state)
-        plain = settings_only(known)
+        plain = settings_only(attributes)
         if hooked or not plain:
             _refer_anew(module, new, state, keep)
-        parameters, modules = known["_parameters"], known["_modules"]
-        if known["_buffers"] or wrapper or _GRADIENT in known or not (plain or not _extra(known)):
+        parameters, modules = attributes["_parameters"], attributes["_modules"]
+        if (
+            attributes["_buffers"]
+            or wrapper
+            or _GRADIENT in attributes
+            or not (plain or not _extra(attributes))
+        ):
             pass
         elif parameters and not modules and not numbered:  # commonest: a layer
             source = parameters.copy()
@@ -108,10 +113,10 @@ def node_type(cls: type) -> NodeType | None:
             finish = partial(_fill_modules, module, source, new, state)
             keys = _numbers(tuple(source)) if numbered else source
             return new, zip(keys, source.values(), strict=True), {}, finish
-        found = items(module)
-        keep(found)
+        children = items(module)
+        keep(children)
         finish = partial(_fill, module, new, state, keep)
-        return new, iter(found), {}, finish
+        return new, iter(children), {}, finish
 
     def passengers(module: Any) -> list[tuple[str, Any]]:
         if settings_only(module.__dict__):
@@ -182,7 +187,7 @@ _own_hooks = _write_own_hooks()
 
 def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
     """Returns the attributes of a module that hold arrays."""
-    found = []
+    children = []
     for name, value in state.items():
         if type(value) not in _SETTINGS and name not in _INTERNAL:
             if isinstance(value, torch.ScriptObject):
@@ -193,8 +198,8 @@ def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
                 error.placed = False
                 raise error
             if name != _COMPILED and not name.startswith(_COMPOSABLE) and _is_child(value):
-                found.append((name, value))
-    return found
+                children.append((name, value))
+    return children
 
 
 def _settings_only_of_class() -> Callable[[dict[str, Any]], bool]:
@@ -213,18 +218,19 @@ def _settings_only_of_class() -> Callable[[dict[str, Any]], bool]:
         try:
             if len(state) != count:
                 raise KeyError
-            found = values(state)
+            attributes = values(state)
         except KeyError:  # other attributes than the last time
             names = [name for name in state if name not in _INTERNAL]
             if not names:
                 return True
             # One name more, so that itemgetter gives a tuple in any case.
             last = len(state), itemgetter(names[0], *names)
-            found = last[1](state)
-        if are_settings(map(type, found)):
+            attributes = last[1](state)
+        if are_settings(map(type, attributes)):
             return True
         return all(
-            are_settings(map(type, x)) if type(x) is tuple else type(x) in _SETTINGS for x in found
+            are_settings(map(type, x)) if type(x) is tuple else type(x) in _SETTINGS
+            for x in attributes
         )
 
     return settings_only
@@ -259,9 +265,9 @@ Keep = Callable[[Any], None]
 
 def _fill(old: Any, module: Any, state: dict[str, Any], keep: Keep, filled: dict[Any, Any]) -> Any:
     """Fills an opened module with its new children."""
-    known = old.__dict__
+    attributes = old.__dict__
     slots = dict(filled)
-    parameters, buffers, modules = (known[registry] for registry in _REGISTRIES)
+    parameters, buffers, modules = (attributes[registry] for registry in _REGISTRIES)
     if isinstance(old, _SEQUENCES):
         slots = {str(key): child for key, child in slots.items()}
     new_parameters = {name: slots.pop(name) for name in parameters}
@@ -288,18 +294,18 @@ def is_compiled(cls: type) -> bool:
 
 
 def _fill_parameters(
-    old: Any, known: dict[str, Any], module: Any, keep: Keep, slots: dict[str, Any]
+    old: Any, parameters: dict[str, Any], module: Any, keep: Keep, slots: dict[str, Any]
 ) -> Any:
     """Fills a module that has only parameters."""
     new = module.__dict__["_parameters"] = dict(slots)
-    _check_tensors(old, known, new, keep)
+    _check_tensors(old, parameters, new, keep)
     return module
 
 
-def _check_tensors(old: Any, known: dict[str, Any], slots: dict[str, Any], keep: Keep) -> None:
+def _check_tensors(old: Any, tensors: dict[str, Any], slots: dict[str, Any], keep: Keep) -> None:
     """Wraps replacements of parameters as parameters."""
     for name, new in slots.items():
-        old_tensor = known[name]
+        old_tensor = tensors[name]
         if new is not old_tensor and (
             type(new) is not type(old_tensor)
             or (
@@ -314,10 +320,10 @@ def _check_tensors(old: Any, known: dict[str, Any], slots: dict[str, Any], keep:
 
 
 def _fill_modules(
-    old: Any, known: dict[str, Any], module: Any, state: dict[str, Any], slots: dict[Any, Any]
+    old: Any, children: dict[str, Any], module: Any, state: dict[str, Any], slots: dict[Any, Any]
 ) -> Any:
     """Fills a module that has only submodules."""
-    modules = state["_modules"] = dict(zip(known, slots.values(), strict=True))
+    modules = state["_modules"] = dict(zip(children, slots.values(), strict=True))
     _check_modules(old, modules)
     return module
 
@@ -369,16 +375,16 @@ def _refer_anew(old: Any, new: Any, state: dict[str, Any], keep: Keep) -> None:
         return
 
     def rebind(new_of: Callable[[Any], Any]) -> None:
-        own = partial(_new_of, old, new, new_of)
+        renew = partial(_new_of, old, new, new_of)
         for table in tables:
             hooks = state[table]
             for key, hook in hooks.items():
-                hooks[key] = references.rebind(hook, own)
+                hooks[key] = references.rebind(hook, renew)
         for name in names:
             if isinstance(state[name], RemovableHandle):
                 state[name] = _handle(state[name], old, state)
             elif name in state:
-                state[name] = _rebind_items(state[name], own)
+                state[name] = _rebind_items(state[name], renew)
 
     rebind(lambda x: x)
     at_end(keep, rebind)

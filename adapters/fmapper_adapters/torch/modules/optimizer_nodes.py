@@ -67,10 +67,10 @@ def _children(optimizer: Any) -> dict[str, Any]:
     Other entries of the groups are settings, unless they are tensors.
     """
     groups = optimizer.param_groups
-    found: dict[str, Any] = {"params": [list(group["params"]) for group in groups]}
+    children: dict[str, Any] = {"params": [list(group["params"]) for group in groups]}
     options = [{key: v for key, v in group.items() if _is_option(key, v)} for group in groups]
     if any(options):
-        found["param_groups"] = options
+        children["param_groups"] = options
     numbers = _numbers(optimizer)
     state: dict[Any, Any] = {}
     strangers = []
@@ -85,10 +85,10 @@ def _children(optimizer: Any) -> dict[str, Any]:
             continue
         state[numbers.get(id(key), key)] = held
     if state:
-        found["state"] = state
+        children["state"] = state
     if strangers:  # they have a state, but are in no group any more
-        found["strangers"] = strangers
-    return found | dict(_extra(optimizer))
+        children["strangers"] = strangers
+    return children | dict(_extra(optimizer))
 
 
 def _numbers(optimizer: Any) -> dict[int, int]:
@@ -190,12 +190,12 @@ def _fill(new: Any, old: Any, slots: Mapping[str, Any]) -> None:
     groups = []
     options = children.pop("param_groups", [{}] * len(old.param_groups))
     params = children.pop("params")
-    for group, own, changed in zip(old.param_groups, params, options, strict=True):
-        renewed.update(zip(map(id, group["params"]), own, strict=True))
+    for group, parameters, changed in zip(old.param_groups, params, options, strict=True):
+        renewed.update(zip(map(id, group["params"]), parameters, strict=True))
         settings = {
             key: value.copy() if type(value) in _PLAIN else value for key, value in group.items()
         }
-        groups.append(settings | {"params": list(own)} | changed)
+        groups.append(settings | {"params": list(parameters)} | changed)
     by_number = children.pop("state", {})
     strangers = iter(children.pop("strangers", ()))
     numbers = _numbers(old)

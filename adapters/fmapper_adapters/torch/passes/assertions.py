@@ -39,7 +39,7 @@ def fold_assertions(program: Program) -> Program:
 
 def _with_each_number_once(graph: Graph) -> Graph:
     """Merges equal reads and equal arithmetic of numbers; the graph changes nothing in place."""
-    known: dict[Any, str] = {}
+    names: dict[Any, str] = {}
     renamed: dict[str, Ref] = {}
     calls = []
     for old in graph.calls:
@@ -49,7 +49,7 @@ def _with_each_number_once(graph: Graph) -> Graph:
         if call.op in _READS or call.op in _NUMBERS:
             # 1, 1.0 and True are equal, and are not the same number
             key = call.op, repr(call.args), repr(call.kwargs)
-            if (first := known.setdefault(key, call.name)) != call.name:
+            if (first := names.setdefault(key, call.name)) != call.name:
                 renamed[call.name] = Ref(first)
                 continue
         calls.append(call)
@@ -62,8 +62,8 @@ def _drop_implied(graph: Graph) -> Graph:
     fixed: dict[str, int] = {}
     fixing: set[str] = set()  # the conditions
     for call in graph.calls:
-        if (found := _fixed_value(call, by_name)) is not None and found[0] not in fixed:
-            fixed[found[0]] = found[1]
+        if (equation := _fixed_value(call, by_name)) is not None and equation[0] not in fixed:
+            fixed[equation[0]] = equation[1]
             fixing.add(call.args[0].name)
     values: dict[str, Any] = dict(fixed)
     for call in graph.calls:
@@ -129,9 +129,9 @@ def _fixed_value(call: Call, by_name: Mapping[str, Call]) -> tuple[str, int] | N
     condition = by_name.get(call.args[0].name)
     if condition is None or condition.op != "sym::eq":
         return None
-    for one, other in (condition.args, condition.args[::-1]):
-        if isinstance(one, Ref) and type(other) is int and one.name in by_name:
-            return (one.name, other) if by_name[one.name].op in _READS else None
+    for side, other in (condition.args, condition.args[::-1]):
+        if isinstance(side, Ref) and type(other) is int and side.name in by_name:
+            return (side.name, other) if by_name[side.name].op in _READS else None
     return None
 
 
@@ -165,12 +165,12 @@ def _is_pure(call: Call) -> bool:
     name, _, overload = rest.partition(".")
     if namespace != "aten" or name.startswith("_assert") or call.graphs():
         return False
-    found = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
-    if not isinstance(found, _private.OpOverload):
+    function = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
+    if not isinstance(function, _private.OpOverload):
         return False
     return (
-        not _private.schema_of(found).is_mutable
-        and torch.Tag.nondeterministic_seeded not in found.tags
+        not _private.schema_of(function).is_mutable
+        and torch.Tag.nondeterministic_seeded not in function.tags
     )
 
 
@@ -198,10 +198,10 @@ def _compare_buffers(program: Program, graph: Graph) -> Graph:
         )
     folded: dict[str, frozenset[str]] = {}
     for call in graph.calls:
-        found = _fixed_value(call, by_name)
-        own = sources.get(found[0]) if found is not None else None
-        if own:
-            folded[call.name] = own
+        equation = _fixed_value(call, by_name)
+        buffers = sources.get(equation[0]) if equation is not None else None
+        if buffers:
+            folded[call.name] = buffers
     if len(folded) < 2:
         return graph
     first = next(i for i, call in enumerate(graph.calls) if call.name in folded)

@@ -23,21 +23,21 @@ def fold_backward(graph: Graph) -> Graph:
 
 def _with_inner_graph(call: Call, before: Sequence[Call]) -> Call:
     ys, xs, cotangents, gradients, *more = call.args
-    starts = [one.name for one in cotangents]
-    results = {one.name for one in ys if one not in xs}  # where kept, they have its gradient
+    starts = [ref.name for ref in cotangents]
+    results = {x.name for x in ys if x not in xs}  # where kept, they have its gradient
     inside = {*starts, *results}
-    for one in before:
-        if not inside.isdisjoint(_refs(one)):
-            inside.add(one.name)
-    needed = {one.name for one in gradients}
+    for earlier in before:
+        if not inside.isdisjoint(_refs(earlier)):
+            inside.add(earlier.name)
+    needed = {gradient.name for gradient in gradients}
     body: list[Call] = []
-    for one in reversed(before):
-        if one.name in needed and one.name in inside - results and one.op != _COTANGENT:
-            body.append(one)
-            needed |= _refs(one)
+    for earlier in reversed(before):
+        if earlier.name in needed and earlier.name in inside - results and earlier.op != _COTANGENT:
+            body.append(earlier)
+            needed |= _refs(earlier)
     kept = sorted(needed - inside | needed & results)
     inner = Graph((*starts, *kept), body[::-1], gradients)
-    args = ys, xs, inner, tuple(Ref(one) for one in kept), *more
+    args = ys, xs, inner, tuple(Ref(name) for name in kept), *more
     return dataclasses.replace(call, args=args)
 
 

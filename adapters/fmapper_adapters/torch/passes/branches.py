@@ -54,9 +54,9 @@ def _explain(condition: Any, by_name: Mapping[str, Call]) -> str:
         return _BRANCH
     made = by_name.get(condition.name) if isinstance(condition, Ref) else None
     if made is not None and made.op == "sym::eq":
-        for one, other in (made.args, made.args[::-1]):
+        for side, other in (made.args, made.args[::-1]):
             names = {read.name for read in reads}
-            if isinstance(one, Ref) and one.name in names and type(other) is int:
+            if isinstance(side, Ref) and side.name in names and type(other) is int:
                 return _NUMBER.format(other)
     text = _show(condition, by_name, {read.name: f"n{i or ''}" for i, read in enumerate(reads)})
     if text is None:
@@ -66,17 +66,17 @@ def _explain(condition: Any, by_name: Mapping[str, Call]) -> str:
 
 def _reads(value: Any, by_name: Mapping[str, Call]) -> Iterator[Call]:
     """Yields the reads of numbers that a condition is computed from, each once."""
-    found: dict[str, Call] = {}
+    reads: dict[str, Call] = {}
     todo = [value]
     while todo:
-        call = by_name.get(one.name) if isinstance(one := todo.pop(), Ref) else None
+        call = by_name.get(operand.name) if isinstance(operand := todo.pop(), Ref) else None
         if call is None:
             continue
         if call.op in _READS:
-            found[call.name] = call
+            reads[call.name] = call
         elif call.op.startswith("sym::"):
             todo += call.args
-    yield from found.values()
+    yield from reads.values()
 
 
 def _is_truth(array: Any, by_name: Mapping[str, Call]) -> bool:
@@ -135,7 +135,9 @@ def describe_decided(program: Program, *, numbers: bool) -> str:
         if not (is_branch or is_number) or call.name not in varying:
             continue
         reads = _reads(call.args[0], by_name)
-        place = next((one.source for one in (call, *reads) if one.source), call.module or "")
+        place = next(
+            (reader.source for reader in (call, *reads) if reader.source), call.module or ""
+        )
         file, _, line = place.rpartition(":")
         if line.isdigit() and _refuses(file, int(line)):
             continue
@@ -170,7 +172,7 @@ def _refuses(file: str, line: int) -> bool:
             if isinstance(node, ast.Assert):
                 return True
             if isinstance(node, ast.If):
-                return all(isinstance(one, ast.Raise) for one in node.body) and not node.orelse
+                return all(isinstance(child, ast.Raise) for child in node.body) and not node.orelse
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                 called = ast.unparse(node.value.func)
                 return called.rpartition(".")[2].startswith(("_check", "_assert"))

@@ -27,8 +27,8 @@ def one_form(program: Program, ops: Collection[str]) -> Program:
     if not ops:
         return program
     kinds = {
-        name: (one.dtype, one.shape)
-        for name, one in zip(program.graph.inputs, program.inputs, strict=True)
+        name: (entry.dtype, entry.shape)
+        for name, entry in zip(program.graph.inputs, program.inputs, strict=True)
     }
     return replace(program, graph=_Writer(ops, kinds).graph(program.graph))
 
@@ -64,9 +64,9 @@ class _Writer:
 
     def sizes(self, x: Ref, dims: Iterable[int]) -> tuple[int | Ref, ...]:
         """Returns sizes of an array, and adds calls that read those that vary."""
-        known = self.kinds[x.name][1]
+        shape = self.kinds[x.name][1]
         return tuple(
-            known[dim] if isinstance(known[dim], int) else self.add("aten::sym_size.int", x, dim)
+            shape[dim] if isinstance(shape[dim], int) else self.add("aten::sym_size.int", x, dim)
             for dim in dims
         )
 
@@ -75,11 +75,11 @@ class _Writer:
         if form is None:
             return self._keep(call)
         self._at = call
-        found = form(self, call)
-        if isinstance(found, Ref):
-            self.names[call.name] = found
+        result = form(self, call)
+        if isinstance(result, Ref):
+            self.names[call.name] = result
             return None
-        self._keep(found)
+        self._keep(result)
         if call.op in IN_PLACE:
             self._rename(call.args[0], Ref(call.name))
         return None
@@ -91,7 +91,7 @@ class _Writer:
 
     def _rename(self, old: Ref, new: Ref) -> None:
         """Renames a value changed in place, under each of its names, from then on."""
-        self.names = {name: new if one == old else one for name, one in self.names.items()}
+        self.names = {name: new if ref == old else ref for name, ref in self.names.items()}
         self.names[old.name] = new
 
     def _now(self, value: Any) -> Any:
@@ -107,13 +107,13 @@ def inline(graph: Graph) -> Graph:
         call = replace(old, args=substitute(old.args, names), kwargs=substitute(old.kwargs, names))
         if call.op == WITHOUT_GRADIENTS:
             inner = inline(call.args[1])
-            own: dict[str, Any] = dict(zip(inner.inputs, call.args[2:], strict=True))
-            for one in inner.calls:
-                name = f"{call.name}_{one.name}"
-                args, kwargs = substitute(one.args, own), substitute(one.kwargs, own)
-                calls.append(replace(one, name=name, args=args, kwargs=kwargs))
-                own[one.name] = Ref(name)
-            results[call.name] = substitute(inner.outputs, own)
+            values: dict[str, Any] = dict(zip(inner.inputs, call.args[2:], strict=True))
+            for nested in inner.calls:
+                name = f"{call.name}_{nested.name}"
+                args, kwargs = substitute(nested.args, values), substitute(nested.kwargs, values)
+                calls.append(replace(nested, name=name, args=args, kwargs=kwargs))
+                values[nested.name] = Ref(name)
+            results[call.name] = substitute(inner.outputs, values)
         elif call.op == "sym::getitem" and call.args[0].name in results:
             names[call.name] = results[call.args[0].name][call.args[1]]
         else:
@@ -132,8 +132,8 @@ def _as(op: str) -> Form:
 
 
 def _same(writer: _Writer, call: Call) -> Ref:
-    found: Ref = call.args[0]
-    return found
+    x: Ref = call.args[0]
+    return x
 
 
 def _fill(number: int) -> Form:
@@ -156,8 +156,8 @@ def _arange(writer: _Writer, call: Call) -> Call:
 def _cast(writer: _Writer, call: Call) -> Call | Ref:
     x, dtype = call.args[0], call.result[0][0]
     if writer.kinds[x.name][0] == dtype:
-        found: Ref = x
-        return found
+        unchanged: Ref = x
+        return unchanged
     return _write(call, "aten::_to_copy.default", x, dtype=DType(dtype))
 
 
@@ -183,8 +183,8 @@ def _flatten(writer: _Writer, call: Call) -> Call:
         old = writer.kinds[x.name][1]
         first, last = (end % max(len(old), 1) for end in (*ends, *(0, -1)[len(ends) :]))
         before, after = range(first), range(last + 1, len(old))
-        own = shape[first]
-        flat = own if isinstance(own, int) else -1
+        size = shape[first]
+        flat = size if isinstance(size, int) else -1
         shape = (*writer.sizes(x, before), flat, *writer.sizes(x, after))
     return _write(call, "aten::view.default", x, shape)
 
@@ -219,9 +219,9 @@ def _choose(writer: _Writer, call: Call) -> Call:
     ]  # fmt: skip
     kinds = [writer.kinds[ref.name] for ref in refs]
     wide = [
-        ref if own == dtype else
+        ref if current == dtype else
         writer.add("aten::_to_copy.default", ref, of=[(dtype, shape)], dtype=kind)
-        for ref, (own, shape) in zip(refs, kinds, strict=True)
+        for ref, (current, shape) in zip(refs, kinds, strict=True)
     ]  # fmt: skip
     return _write(call, "aten::where.self", where, *wide)
 
@@ -231,9 +231,9 @@ def _stack(writer: _Writer, call: Call) -> Call:
     dtype, shape = call.result[0]
     at = dim % len(shape)
     if at == len(shape) - 1 or not _is_fixed(shape):
-        one = (*shape[:at], 1, *shape[at + 1 :])
+        single = (*shape[:at], 1, *shape[at + 1 :])
         wide = tuple(
-            writer.add("aten::unsqueeze.default", x, at, of=[(writer.kinds[x.name][0], one)])
+            writer.add("aten::unsqueeze.default", x, at, of=[(writer.kinds[x.name][0], single)])
             for x in parts
         )
         return _write(call, "aten::cat.default", wide, *([dim] if dim else []))

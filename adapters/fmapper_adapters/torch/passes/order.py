@@ -38,6 +38,6 @@ def run(program: Program, *, other_forms: Collection[str], facts: SizeFacts) -> 
         fold_assertions,
         explain_assertions,
     )
-    for one in passes:
-        program = one(program)
+    for rewrite in passes:
+        program = rewrite(program)
     return program

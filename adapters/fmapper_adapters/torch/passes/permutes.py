@@ -52,18 +52,18 @@ def cancel_permutes(program: Program) -> Program:
 def _undo(first: Call, second: Call) -> bool:
     """Returns whether the second of two permutations undoes the first."""
     count = len(first.args[1])
-    found = [first.args[1][at] % count for at in second.args[1]]
-    return found == [*range(count)]
+    combined = [first.args[1][at] % count for at in second.args[1]]
+    return combined == [*range(count)]
 
 
 def _find_fixed(calls: list[Call]) -> set[str]:
     """Returns values that inner graphs use, and those that calls write to."""
-    found = set()
+    fixed = set()
     for call in calls:
         if call.op.partition(".")[0].endswith("_"):
-            found.update(call.refs())
+            fixed.update(call.refs())
         for graph in call.graphs():
-            found.update(refs_in(graph.outputs))
-            for one in graph.walk():
-                found.update(one.refs())
-    return found
+            fixed.update(refs_in(graph.outputs))
+            for inner in graph.walk():
+                fixed.update(inner.refs())
+    return fixed

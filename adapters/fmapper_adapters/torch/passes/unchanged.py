@@ -10,7 +10,7 @@ from fmapper.programs import Program, Ref
 def drop_unchanged(program: Program) -> Program:
     """Removes outputs that write a buffer's own value to it, as `self.x = self.x.to(device)`."""
     graph = program.graph
-    own = {
+    buffers = {
         str(given.target): Ref(name)
         for name, given in zip(graph.inputs, program.inputs, strict=True)
         if given.kind == "buffer"
@@ -18,7 +18,7 @@ def drop_unchanged(program: Program) -> Program:
     kept = [
         (value, output)
         for value, output in zip(graph.outputs, program.outputs, strict=True)
-        if output.kind != "buffer" or own.get(str(output.target)) != value
+        if output.kind != "buffer" or buffers.get(str(output.target)) != value
     ]
     if len(kept) == len(program.outputs):
         return program

@@ -198,8 +198,8 @@ def _parameters_on_meta(count: Parameters) -> Iterator[None]:
 
 def _matcher(patterns: Iterable[str] | None) -> Callable[[str], bool]:
     """Returns a function that matches names with a class's patterns."""
-    found = [re.compile(pattern) for pattern in patterns or ()]
-    return lambda name: any(pattern.search(name) for pattern in found)
+    expressions = [re.compile(pattern) for pattern in patterns or ()]
+    return lambda name: any(pattern.search(name) for pattern in expressions)
 
 
 def _places_of_texts(folder: Path) -> dict[str, Path]:
@@ -213,10 +213,10 @@ def _places_of_texts(folder: Path) -> dict[str, Path]:
 
 def _texts(places: Mapping[str, Path], settings: dict[str, Any]) -> dict[str, str]:
     """Reads the text files beside the weights; the configuration with these settings."""
-    found = {}
+    texts = {}
     for name, path in places.items():
         try:
-            found[name] = path.read_text(encoding="utf-8")
+            texts[name] = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise CheckpointError(f"{path}: is not text") from None
-    return {**found, _CONFIG: json.dumps(settings, indent=2) + "\n"}
+    return {**texts, _CONFIG: json.dumps(settings, indent=2) + "\n"}

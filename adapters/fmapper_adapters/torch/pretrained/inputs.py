@@ -23,22 +23,22 @@ def example_kwargs(model: Any) -> dict[str, torch.Tensor]:
     """
     names = dict(inspect.signature(model.forward).parameters)
     config = model.config
-    found: dict[str, torch.Tensor] = {}
+    inputs: dict[str, torch.Tensor] = {}
     if "input_ids" in names:
-        found |= _text(config, names)
+        inputs |= _text(config, names)
     for name, make in _MEDIA.items():
         if name in names and _is_wanted(name, config, names):
-            found[name] = make(config)
+            inputs[name] = make(config)
             break
     if config.is_encoder_decoder:
         if "decoder_input_ids" in names:
-            found["decoder_input_ids"] = _tokens(config)
+            inputs["decoder_input_ids"] = _tokens(config)
         if "decoder_input_values" in names:  # a spectrogram that is predicted
-            found["decoder_input_values"] = torch.randn(
+            inputs["decoder_input_values"] = torch.randn(
                 _ROWS, _TOKENS, _find(config, "num_mel_bins", default=80)
             )
     dtype = model.dtype
-    return {n: x.to(dtype) if x.is_floating_point() else x for n, x in found.items()}
+    return {n: x.to(dtype) if x.is_floating_point() else x for n, x in inputs.items()}
 
 
 def _is_wanted(name: str, config: Any, names: Mapping[str, inspect.Parameter]) -> bool:
@@ -58,10 +58,10 @@ def _text(config: Any, names: Mapping[str, inspect.Parameter]) -> dict[str, torc
     pictures = names.get("pixel_values")
     if place and count and pictures and pictures.default is inspect.Parameter.empty:
         tokens = torch.cat([torch.full((_ROWS, count), place), tokens], 1)
-    found = {"input_ids": tokens}
+    inputs = {"input_ids": tokens}
     if "attention_mask" in names:
-        found["attention_mask"] = torch.ones_like(tokens)
-    return found
+        inputs["attention_mask"] = torch.ones_like(tokens)
+    return inputs
 
 
 def _tokens(config: Any) -> torch.Tensor:

@@ -66,12 +66,12 @@ class Weights(NamedTuple):
         return cls(len(sizes), nbytes, _bytes_on_disk(folder) or nbytes)
 
 
-def check_sizes(config: Path, found: Any, weights: Weights) -> None:
+def check_sizes(config: Path, configuration: Any, weights: Weights) -> None:
     """Checks a configuration for sizes that its weights cannot have.
 
     Args:
         config: The file.
-        found: Its contents.
+        configuration: Its contents.
         weights: The weights next to it.
 
     Raises:
@@ -80,7 +80,7 @@ def check_sizes(config: Path, found: Any, weights: Weights) -> None:
     if not settings.bounds:
         return
     nbytes, count = weights.nbytes, 0
-    todo: list[tuple[str, Any]] = [("", found)]
+    todo: list[tuple[str, Any]] = [("", configuration)]
     while todo:
         name, value = todo.pop()
         if isinstance(value, list | dict):
@@ -91,7 +91,7 @@ def check_sizes(config: Path, found: Any, weights: Weights) -> None:
                 raise CheckpointError(
                     f"{config}: has more than {_MOST_ITEMS_OF_ALL:,} items. {WAY_OUT}"
                 )
-            pairs = value.items() if isinstance(value, dict) else ((name, one) for one in value)
+            pairs = value.items() if isinstance(value, dict) else ((name, item) for item in value)
             todo += [(str(key), child) for key, child in pairs]
         elif isinstance(value, float) and math.isfinite(value) and abs(value) > _MOST_FLOAT:
             raise CheckpointError(f"{config}: {name[:60]} is {value}, which float32 cannot hold")

@@ -87,11 +87,13 @@ def _rules_forward(model: Any, state: dict[str, Any], arrays: Mapping[str, Any])
     from transformers import conversion_mapping, core_model_loading
 
     mapping = conversion_mapping.get_model_conversion_mapping(model)
-    renamings = [one for one in mapping if isinstance(one, core_model_loading.WeightRenaming)]
-    converters = [one for one in mapping if isinstance(one, core_model_loading.WeightConverter)]
-    of_pattern = {name: one for one in converters for name in one.source_patterns}
+    renamings = [entry for entry in mapping if isinstance(entry, core_model_loading.WeightRenaming)]
+    converters = [
+        entry for entry in mapping if isinstance(entry, core_model_loading.WeightConverter)
+    ]
+    of_pattern = {name: entry for entry in converters for name in entry.source_patterns}
     prefix = model.base_model_prefix
-    found: dict[str, Any] = {}
+    conversions: dict[str, Any] = {}
     recorder = TorchRecorder()
     for name in sorted(arrays, key=core_model_loading.dot_natural_key):
         new, pattern = core_model_loading.rename_source_key(
@@ -102,15 +104,15 @@ def _rules_forward(model: Any, state: dict[str, Any], arrays: Mapping[str, Any])
         if new not in state:
             continue
         if pattern is not None:
-            one = found.setdefault(new, copy.deepcopy(of_pattern[pattern]))
+            conversion = conversions.setdefault(new, copy.deepcopy(of_pattern[pattern]))
         else:
             pattern = name
-            one = found.setdefault(new, core_model_loading.WeightRenaming(name, new))
+            conversion = conversions.setdefault(new, core_model_loading.WeightRenaming(name, new))
         leaf = recorder.stand_in(_leaf(name, arrays[name].shape, state[new].dtype))
-        one.add_tensor(new, name, pattern, leaf)
+        conversion.add_tensor(new, name, pattern, leaf)
     outputs: dict[str, LazyArray] = {}
-    for new, one in found.items():
-        made = recorder.run(partial(one.convert, new, model=model, config=model.config))
+    for new, conversion in conversions.items():
+        made = recorder.run(partial(conversion.convert, new, model=model, config=model.config))
         for target, value in made.items():
             tensor = value[0] if isinstance(value, list) else value
             if target in state:
@@ -134,11 +136,11 @@ def _ties(model: Any, outputs: Mapping[str, Any], state: Mapping[str, Any]) -> d
     groups: dict[int, list[str]] = {}
     for name in state:
         groups.setdefault(_identity(model, name), []).append(name)
-    found = {}
+    ties = {}
     for names in groups.values():
         there = [name for name in names if name in outputs]
-        found.update({name: there[0] for name in names if there and name not in outputs})
-    return found
+        ties.update({name: there[0] for name in names if there and name not in outputs})
+    return ties
 
 
 def _identity(model: Any, name: str) -> int:

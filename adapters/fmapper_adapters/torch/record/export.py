@@ -145,18 +145,18 @@ def export_program(
                     calls.left_out = idle.left_out_of_code(recording, args, kwargs)
             return graph.program(module, *recorded, train=train, whole=whole, calls=calls)
 
-        found = by()
-        if find_remaining(found) and split_rows.has_splits(recording):
+        program = by()
+        if find_remaining(program) and split_rows.has_splits(recording):
             with contextlib.suppress(ConversionError):
-                found = by(WITH_WHOLE_ROWS)
-        if specialize and find_remaining(found):
-            found = by(SPECIALIZED)
+                program = by(WITH_WHOLE_ROWS)
+        if specialize and find_remaining(program):
+            program = by(SPECIALIZED)
     if changed:
         plain_changes.warn(module, changed)
-    if told := branches.describe_decided(found, numbers=not specialize):
-        warnings.warn(told, ConversionWarning, stacklevel=level_of_user())
-    _warn_of_sizes(found, specialize=specialize)
-    return graph.with_integers_as_buffers(found) if packed else found
+    if message := branches.describe_decided(program, numbers=not specialize):
+        warnings.warn(message, ConversionWarning, stacklevel=level_of_user())
+    _warn_of_sizes(program, specialize=specialize)
+    return graph.with_integers_as_buffers(program) if packed else program
 
 
 @contextlib.contextmanager
@@ -426,18 +426,18 @@ def _give_shapes(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
         ConversionError: It cannot be called.
     """
     parts = [*module.modules()]
-    lazy = (one for one in parts if isinstance(one, LazyModuleMixin))
-    if not any(one.has_uninitialized_params() for one in lazy):
+    lazy = (part for part in parts if isinstance(part, LazyModuleMixin))
+    if not any(part.has_uninitialized_params() for part in lazy):
         return
-    before = [one.training for one in parts]
+    before = [part.training for part in parts]
     try:
         with torch.no_grad():
             module.eval()(*args, **kwargs)
     except Exception as error:
         raise failures.failure(module, error, args, kwargs)  # noqa: B904 - it has its cause
     finally:
-        for one, training in zip(parts, before, strict=True):
-            one.training = training
+        for part, training in zip(parts, before, strict=True):
+            part.training = training
 
 
 def _as_tensors(tree: Any, module: torch.nn.Module) -> Any:
@@ -446,9 +446,9 @@ def _as_tensors(tree: Any, module: torch.nn.Module) -> Any:
     torch records a tensor that is two inputs, or an input and a parameter, as one of them, and
     forgets the other.
     """
-    found = to_torch(tree, strict=False)
-    leaves, spec = pytree.tree_flatten(found)
-    seen = {id(one) for one in (*module.parameters(), *module.buffers())}
+    tensors = to_torch(tree, strict=False)
+    leaves, spec = pytree.tree_flatten(tensors)
+    seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     again = []
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and id(leaf) in seen:
@@ -456,7 +456,7 @@ def _as_tensors(tree: Any, module: torch.nn.Module) -> Any:
         seen.add(id(leaf))
     for at in again:
         leaves[at] = leaves[at].detach().clone().requires_grad_(leaves[at].requires_grad)
-    return pytree.tree_unflatten(leaves, spec) if again else found
+    return pytree.tree_unflatten(leaves, spec) if again else tensors
 
 
 def _without_bases(inputs: Any) -> Any:

@@ -76,16 +76,16 @@ def _message(
     """Returns the message, and whether torch's error should be shown as its cause."""
     text = f"{type(error).__name__}: {error}"
     name = type(module).__name__
-    known = [what for signs, what in _REMEDIES if any(sign in text for sign in signs)]
-    own = None if known else _error_of_call(module, args, kwargs)
-    if own is not None:
-        at = module_of(module, own)
+    remedies = [what for signs, what in _REMEDIES if any(sign in text for sign in signs)]
+    call_error = None if remedies else _error_of_call(module, args, kwargs)
+    if call_error is not None:
+        at = module_of(module, call_error)
         return (
             f"{name}: it cannot be called with the examples{f', in {at}' if at else ''}. "
-            f"{type(own).__name__}: {first_line(own)}. Give it inputs that it takes."
+            f"{type(call_error).__name__}: {first_line(call_error)}. Give it inputs that it takes."
         ), True
     remedy = (
-        *known,
+        *remedies,
         "Call torch.export.export(module, args, kwargs) directly to investigate; rewrite the part "
         "that cannot be recorded, or move it to the caller.",
     )[0]
@@ -115,7 +115,7 @@ def _error_of_call(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Exception | None:
     """Returns the error that a call with the examples raises, if it does."""
-    if any(one.is_meta for one in fleaves((args, kwargs)) if isinstance(one, torch.Tensor)):
+    if any(leaf.is_meta for leaf in fleaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
         return None
     try:
         with restore_after(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -138,11 +138,11 @@ def place_of(module: torch.nn.Module, error: Exception) -> str:
 def module_of(module: torch.nn.Module, error: Exception) -> str:
     """Returns the path of the innermost submodule whose forward the error came through."""
     paths = {id(inner): path for path, inner in module.named_modules()}
-    found = ""
+    innermost = ""
     frames = error.__traceback__
     while frames is not None:
         owner = frames.tb_frame.f_locals.get("self")
         if frames.tb_frame.f_code.co_name == "forward" and id(owner) in paths:
-            found = paths[id(owner)] or found
+            innermost = paths[id(owner)] or innermost
         frames = frames.tb_next
-    return found
+    return innermost

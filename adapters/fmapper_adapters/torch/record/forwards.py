@@ -46,7 +46,7 @@ def _wrap(cls: type, forward: FunctionType, call: Call) -> Any:
     @functools.wraps(forward)
     def forward_or_part(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(forward, self)
-        if next(one for one in type(self).__mro__ if "forward" in vars(one)) is not cls:
+        if next(base for base in type(self).__mro__ if "forward" in vars(base)) is not cls:
             return run(*args, **kwargs)
         return call(self, run, args, kwargs)
 

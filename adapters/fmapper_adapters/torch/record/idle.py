@@ -32,10 +32,12 @@ def left_out_of(module: torch.nn.Module, exported: torch.export.ExportedProgram)
 
     Operations of torch have their mode as an argument. Attention is given a rate of zero instead.
     """
-    graphs = [one.graph for one in exported.graph_module.modules() if hasattr(one, "graph")]
+    graphs = [part.graph for part in exported.graph_module.modules() if hasattr(part, "graph")]
     effects = {_effect_in_training(node) for graph in graphs for node in graph.nodes} - {""}
-    attentions = [one for one in module.modules() if isinstance(one, torch.nn.MultiheadAttention)]
-    if any(one.dropout for one in attentions):
+    attentions = [
+        part for part in module.modules() if isinstance(part, torch.nn.MultiheadAttention)
+    ]
+    if any(part.dropout for part in attentions):
         effects.add("dropout")
     return f"what it leaves out is {' and '.join(sorted(effects))}" if effects else ""
 
@@ -45,7 +47,7 @@ def _effect_in_training(node: torch.fx.Node) -> str:
     schema = _private.schema_of(node.target)
     if schema is None:
         return ""
-    given: dict[str, Any] = {one.name: one.default_value for one in schema.arguments}
+    given: dict[str, Any] = {argument.name: argument.default_value for argument in schema.arguments}
     given |= {**dict(zip(given, node.args, strict=False)), **node.kwargs}
     if next((given[name] for name in _MODES if name in given), None) is not False:
         return ""
@@ -119,7 +121,7 @@ def _place(evaluation: _Run, training: _Run) -> str:
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if at is None:
         at = min(len(evaluation.steps), len(training.steps))
-    lines = next((one.lines for one in (training, evaluation) if at < len(one.lines)), [])
+    lines = next((run.lines for run in (training, evaluation) if at < len(run.lines)), [])
     return f", first at {lines[at]}" if lines and lines[at] else ""
 
 
@@ -142,8 +144,8 @@ def _run(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
             with noted:
                 output = module(*args, **kwargs)
             drew = random.getstate() != numbers or not _equal_states(numbers_of_numpy)
-            found, _ = pytree.tree_flatten_with_path(output)
-            outputs = [(pytree.keystr(path), noted.describe(leaf)) for path, leaf in found]
+            leaves, _ = pytree.tree_flatten_with_path(output)
+            outputs = [(pytree.keystr(path), noted.describe(leaf)) for path, leaf in leaves]
             noted.run.results = repr((outputs, list(changed), drew))
         return noted.run
     finally:
@@ -156,16 +158,16 @@ def _without_kernels_of_modes() -> Iterator[None]:
     """Disables kernels that compute the same in another way in one of the modes."""
     backends: Any = torch.backends
     attention, others = backends.mha.get_fastpath_enabled(), (backends.mkldnn, backends.cudnn)
-    before = [one.enabled for one in others]
+    before = [backend.enabled for backend in others]
     try:
         backends.mha.set_fastpath_enabled(False)
-        for one in others:
-            one.enabled = False
+        for backend in others:
+            backend.enabled = False
         yield
     finally:
         backends.mha.set_fastpath_enabled(attention)
-        for one, enabled in zip(others, before, strict=True):
-            one.enabled = enabled
+        for backend, enabled in zip(others, before, strict=True):
+            backend.enabled = enabled
 
 
 def _equal_states(before: Any) -> bool:

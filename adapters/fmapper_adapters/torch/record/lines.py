@@ -13,7 +13,7 @@ import torch
 from fmapper.programs.reading import statements_at
 
 _SKIPPED = tuple(
-    os.path.dirname(os.path.abspath(one)) + os.sep for one in (torch.__file__, __file__)
+    os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, __file__)
 )
 _OF_OTHERS = (_SKIPPED[0], os.path.dirname(os.path.dirname(_SKIPPED[1])) + os.sep)
 _PATCHES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "patches", "")
@@ -56,13 +56,13 @@ def innermost_line(frame: FrameType | None, outermost: CodeType | None) -> str:
 
     Empty where the frame is not within it.
     """
-    found = ""
+    place = ""
     while frame is not None:
         code, file = frame.f_code, frame.f_code.co_filename
-        if not found and (_WRITTEN in file or not file.startswith(_OF_OTHERS)):
-            found = f"{file}:{frame.f_lineno}"
+        if not place and (_WRITTEN in file or not file.startswith(_OF_OTHERS)):
+            place = f"{file}:{frame.f_lineno}"
         if code is outermost:
-            return found
+            return place
         frame = frame.f_back
     return ""
 
@@ -74,14 +74,14 @@ def lines_in(frame: FrameType | None, codes: Sequence[CodeType]) -> list[str]:
         frame: The innermost frame.
         codes: The code of the functions, outer ones first.
     """
-    found: list[str] = []
+    lines: list[str] = []
     left = [*codes]
     while frame is not None and left:
         if frame.f_code is left[-1]:
-            found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
             left.pop()
         frame = frame.f_back
-    return [*[""] * len(left), *reversed(found)]
+    return [*[""] * len(left), *reversed(lines)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -92,6 +92,8 @@ def line_of_stack(stack: str | None) -> str:
     """
     lines = [line for line in (stack or "").splitlines() if re.match(r' *File "', line)]
     lines = [line for line in lines if _PATCHES not in line]
-    own = [line for line in lines if "/torch/nn/" not in line or _WRITTEN in line] or lines or [""]
-    found = re.match(r' *File "(.*)", line (\d+)', own[-1])
-    return f"{found[1]}:{found[2]}" if found else ""
+    written = (
+        [line for line in lines if "/torch/nn/" not in line or _WRITTEN in line] or lines or [""]
+    )
+    match = re.match(r' *File "(.*)", line (\d+)', written[-1])
+    return f"{match[1]}:{match[2]}" if match else ""

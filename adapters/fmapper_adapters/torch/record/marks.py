@@ -79,8 +79,8 @@ def _kind(node: torch.fx.Node) -> tuple[str, str]:
 def _sizes(node: torch.fx.Node) -> str:
     """Returns the sizes that a node has for the examples: symbols lose their names on the way."""
     shape = getattr(node.meta.get("val"), "shape", ())
-    known = [size if isinstance(size, int) else getattr(size.node, "hint", None) for size in shape]
-    return str(known)
+    sizes = [size if isinstance(size, int) else getattr(size.node, "hint", None) for size in shape]
+    return str(sizes)
 
 
 def _fit(node: torch.fx.Node, mark: tuple[Any, ...]) -> int:
@@ -106,12 +106,12 @@ def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
     If a node was decomposed, this is the last resulting node of its shape and dtype, if there is
     one: what writes to a view leaves what it is a view of, too, in another shape.
     """
-    found: dict[str, tuple[int, str]] = {}
+    best: dict[str, tuple[int, str]] = {}
     for node in graph.nodes:
         mark = _mark_of(node)
         if mark is None or "assert" in node.name:
             continue
         fit = _fit(node, mark)
-        if fit >= found.get(mark[0], (0, ""))[0]:
-            found[mark[0]] = fit, node.name
-    return {name: node for name, (_, node) in found.items()}
+        if fit >= best.get(mark[0], (0, ""))[0]:
+            best[mark[0]] = fit, node.name
+    return {name: node for name, (_, node) in best.items()}

@@ -34,9 +34,9 @@ def find_meanings(
                     calls.setdefault(path, (part, copy.deepcopy((args, kwargs))))
 
             handles.append(part.register_forward_pre_hook(note, with_kwargs=True))
-    found: dict[str, dict[str, str]] = {}
+    meanings: dict[str, dict[str, str]] = {}
     if not handles:
-        return found
+        return meanings
     modes = [(part, part.training) for part in module.modules()]
     try:
         module.eval()
@@ -45,18 +45,18 @@ def find_meanings(
                 module(*copy.deepcopy(args), **copy.deepcopy(dict(kwargs)))
             for handle in handles:
                 handle.remove()
-            known: dict[Any, dict[str, str]] = {}
+            by_kind: dict[Any, dict[str, str]] = {}
             for path, (part, given) in calls.items():
                 key = (re.sub(r"\d+", "#", path), type(part), _settings(part))
-                if key not in known:
-                    known[key] = _meanings(part, *given)
-                found[path] = known[key]
+                if key not in by_kind:
+                    by_kind[key] = _meanings(part, *given)
+                meanings[path] = by_kind[key]
     finally:
         for handle in handles:
             handle.remove()
         for part, was in modes:
             part.training = was
-    return found
+    return meanings
 
 
 def _is_mask(name: str) -> bool:
@@ -74,22 +74,22 @@ def _settings(part: torch.nn.Module) -> frozenset[tuple[str, str, Any]]:
 
 
 def _meanings(part: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, str]:
-    found = {}
+    meanings = {}
     for name in filter(_is_mask, inspect.signature(part.forward).parameters):
         try:
             none = _call(part, args, kwargs, name, None)
             every = _call(part, args, kwargs, name, torch.ones(1, 1, 1, 1, dtype=torch.bool))
         except Exception:  # whatever the code of a user raises
             continue
-        length = max((one.shape[1] for one in none if one.ndim == 3), default=0)
+        length = max((output.shape[1] for output in none if output.ndim == 3), default=0)
         causal = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
         before: list[torch.Tensor] = []
         with contextlib.suppress(Exception):
             before = _call(part, args, kwargs, name, causal)
         sees_all, sees_before = _is_same(none, every), _is_same(none, before)
         if sees_all != sees_before:
-            found[name] = "ones" if sees_all else "causal"
-    return found
+            meanings[name] = "ones" if sees_all else "causal"
+    return meanings
 
 
 def _call(
@@ -97,15 +97,15 @@ def _call(
 ) -> list[torch.Tensor]:
     args, kwargs = copy.deepcopy((args, kwargs))
     bound = inspect.signature(part.forward).bind(*args, **kwargs)
-    device = next((one.device for one in fleaves(args) if isinstance(one, torch.Tensor)), None)
+    device = next((leaf.device for leaf in fleaves(args) if isinstance(leaf, torch.Tensor)), None)
     bound.arguments[name] = mask if mask is None else mask.to(device)
     given = part.forward(*bound.args, **bound.kwargs)
-    return [one for one in fleaves(given) if isinstance(one, torch.Tensor)]
+    return [leaf for leaf in fleaves(given) if isinstance(leaf, torch.Tensor)]
 
 
 def _is_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return len(some) == len(others) > 0 and all(
-        one.shape == other.shape
-        and torch.allclose(one.float(), other.float(), rtol=1e-4, atol=1e-6)
-        for one, other in zip(some, others, strict=True)
+        output.shape == other.shape
+        and torch.allclose(output.float(), other.float(), rtol=1e-4, atol=1e-6)
+        for output, other in zip(some, others, strict=True)
     )

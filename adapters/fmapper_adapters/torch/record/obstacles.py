@@ -60,8 +60,12 @@ def _is_offloaded(module: torch.nn.Module) -> bool:
     """Returns whether accelerate loads the weights of a module on each call."""
     hook = getattr(module, "_hf_hook", None)
     hooks = [hook, *getattr(hook, "hooks", ())]
-    own = next(module.parameters(recurse=False), None)
-    return own is not None and own.is_meta and any(getattr(h, "offload", False) for h in hooks)
+    parameter = next(module.parameters(recurse=False), None)
+    return (
+        parameter is not None
+        and parameter.is_meta
+        and any(getattr(h, "offload", False) for h in hooks)
+    )
 
 
 @contextlib.contextmanager
@@ -77,13 +81,13 @@ def run_uncompiled() -> Iterator[None]:
         return
 
     def compile_in_turn(*args: Any, **options: Any) -> Any:
-        found: Any = compiler(*args, **options)
+        compiled: Any = compiler(*args, **options)
         if not unaware.asks_torch(sys._getframe(1)) or not (args and callable(args[0])):
-            return found
+            return compiled
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with stance("default"):
-                return found(*args, **kwargs)
+                return compiled(*args, **kwargs)
 
         return run
 
@@ -110,11 +114,11 @@ def unpack(module: torch.nn.Module) -> torch.nn.Module:
     try:
         _private.unwrap_parameters(copied)
     except Exception as error:  # classes of others
-        path, one = next(
+        path, wrapper = next(
             (n, p) for n, p in module.named_parameters() if is_traceable_wrapper_subclass(p)
         )
         raise ConversionError(
-            f"{type(module).__name__}: {path} is a {type(one).__name__}, which cannot be taken "
+            f"{type(module).__name__}: {path} is a {type(wrapper).__name__}, which cannot be taken "
             f"apart ({error}). Put torch.nn.Parameter(tensor.dequantize()) in its place."
         ) from error
     return copied
@@ -123,11 +127,11 @@ def unpack(module: torch.nn.Module) -> torch.nn.Module:
 def without_values(module: torch.nn.Module, inputs: Any) -> list[str]:
     """Returns the abstract tensors of a module and its inputs."""
     named = (*module.named_parameters(), *module.named_buffers())
-    found = [name for name, tensor in named if tensor.is_meta]
+    names = [name for name, tensor in named if tensor.is_meta]
     for path, leaf in pytree.tree_leaves_with_path(inputs):
         if isinstance(leaf, torch.Tensor) and leaf.is_meta:
-            found.append(f"inputs{pytree.keystr(path)}")
-    return found
+            names.append(f"inputs{pytree.keystr(path)}")
+    return names
 
 
 def with_shapes(module: torch.nn.Module, inputs: Any) -> tuple[torch.nn.Module, Any]:
@@ -138,12 +142,12 @@ def with_shapes(module: torch.nn.Module, inputs: Any) -> tuple[torch.nn.Module, 
         if isinstance(tensor, FakeTensor):
             return tensor
         with mode:
-            found: torch.Tensor = torch.empty_strided(
+            abstract: torch.Tensor = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
             )
         if isinstance(tensor, torch.nn.Parameter):
-            return torch.nn.Parameter(found, requires_grad=tensor.requires_grad)
-        return found
+            return torch.nn.Parameter(abstract, requires_grad=tensor.requires_grad)
+        return abstract
 
     given = pytree.tree_map(lambda x: shape(x) if isinstance(x, torch.Tensor) else x, inputs)
     return with_tensors(module, shape), given
@@ -157,9 +161,9 @@ def with_tensors(
     Raises:
         ConversionError: It cannot be copied.
     """
-    tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}
+    tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     try:
-        return copy.deepcopy(module, {key: change(one) for key, one in tensors.items()})
+        return copy.deepcopy(module, {key: change(tensor) for key, tensor in tensors.items()})
     except Exception as error:  # whatever else the module holds
         raise ConversionError(
             f"{type(module).__name__} has weights that are quantized or without values, and cannot "

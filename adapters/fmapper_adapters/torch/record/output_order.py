@@ -24,11 +24,11 @@ def decompose(
     assert spec is not None
     try:
         _set_spec(exported, pytree.tree_structure([0] * spec.num_leaves))
-        found: torch.export.ExportedProgram = exported.run_decompositions(dict(table))
-        _set_spec(found, spec)
+        decomposed: torch.export.ExportedProgram = exported.run_decompositions(dict(table))
+        _set_spec(decomposed, spec)
     finally:
         _set_spec(exported, spec)
-    return found
+    return decomposed
 
 
 def restore(exported: torch.export.ExportedProgram) -> None:
@@ -40,7 +40,7 @@ def restore(exported: torch.export.ExportedProgram) -> None:
         return
     signature, node = exported.graph_signature, exported.graph.output_node()
     outputs, specs = [*node.args[0]], [*signature.output_specs]
-    places = [i for i, one in enumerate(specs) if one.kind.name == "USER_OUTPUT"]
+    places = [i for i, entry in enumerate(specs) if entry.kind.name == "USER_OUTPUT"]
     pairs = [(outputs[i], specs[i]) for i in places]
     for position, pair in zip(positions, pairs, strict=True):
         outputs[places[position]], specs[places[position]] = pair

@@ -48,11 +48,11 @@ class PartCalls:
         self.first_paths: dict[str, str] = {}
         self.masks: dict[str, dict[str, str]] = {}
         self.left_out = ""
-        known = self._paths = dict[int, str]()
+        paths = self._paths = dict[int, str]()
         for path, inner in module.named_modules(remove_duplicate=False):
             cls = type(inner)
             self.types[path] = f"{cls.__module__}.{cls.__qualname__}"
-            self.first_paths[path] = known.setdefault(id(inner), path)
+            self.first_paths[path] = paths.setdefault(id(inner), path)
         self._module = module
         self._open: list[dict[str, Any]] = []
         self._noted: list[dict[str, Any]] = []
@@ -69,7 +69,7 @@ class PartCalls:
             path: tuple(map(type, inner))
             for path, inner in modules.items()
             if type(inner) is torch.nn.Sequential
-            and not any([*one.children()] or not _is_of_torch(one) for one in inner)
+            and not any([*layer.children()] or not _is_of_torch(layer) for layer in inner)
         }
         named = {
             path: tuple((key, type(part)) for key, part in inner.named_children())
@@ -149,7 +149,7 @@ class PartCalls:
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         """Calls a module's `forward`, and notes the call where no `__call__` has done so."""
-        caller = next((one for one in reversed(self._open) if not one.get("function")), None)
+        caller = next((entry for entry in reversed(self._open) if not entry.get("function")), None)
         is_noted = caller is None or (caller["owner"] == id(module) and "method" not in caller)
         if is_noted or _private.place_in_recording() is None:
             return forward(*args, **kwargs)
@@ -173,7 +173,7 @@ class PartCalls:
         """Notes the call of a function that is given tensors, or of a method of another part."""
         if not self._open or _private.place_in_recording() is None:
             return None
-        caller = next(one for one in reversed(self._open) if not one.get("function"))
+        caller = next(entry for entry in reversed(self._open) if not entry.get("function"))
         facts: dict[str, Any] = {"code": inspect.unwrap(function).__code__}
         at = f"{name}@{len(self._noted)}"
         if owner is not None:
@@ -185,7 +185,7 @@ class PartCalls:
                 return None
             return self._note(f"{path}:{at}", path, function, args, kwargs, **facts)
         leaves = _private.pytree.tree_leaves((args, kwargs))
-        if owner is None and not any(isinstance(one, torch.Tensor) for one in leaves):
+        if owner is None and not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             return None
         full = f"{self._open[-1]['name']}:{at}"
         return self._note(full, caller["path"], function, args, kwargs, function=name, **facts)
@@ -195,19 +195,19 @@ class PartCalls:
         while self._open and self._open.pop() is not noted:
             pass  # what ended with an exception
         leaves = _private.pytree.tree_leaves(result)
-        if any(isinstance(one, torch.Tensor) for one in leaves):
+        if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             noted["result"] = _with_refs(result, self._same, _DEEPEST)
 
     def _describe(self, frame: FrameType | None) -> dict[str, Any]:
         """Returns what is noted of an operation: its line, and the functions that it is in."""
         method = line_of_method(frame)
-        found: dict[str, Any] = {"fmapper_method": method} if method else {}
-        inner = [*itertools.takewhile(lambda one: "code" in one, reversed(self._open))][::-1]
+        facts: dict[str, Any] = {"fmapper_method": method} if method else {}
+        inner = [*itertools.takewhile(lambda entry: "code" in entry, reversed(self._open))][::-1]
         if inner:
-            lines = lines_in(frame, [one["code"] for one in inner])
-            names = [one["name"] for one in inner]
-            found[_FUNCTIONS] = tuple(zip(names, lines, strict=True))
-        return found
+            lines = lines_in(frame, [entry["code"] for entry in inner])
+            names = [entry["name"] for entry in inner]
+            facts[_FUNCTIONS] = tuple(zip(names, lines, strict=True))
+        return facts
 
     def parts(self, inputs: list[str], graph: torch.fx.Graph) -> tuple[Part, ...]:
         """Returns the calls.
@@ -258,9 +258,9 @@ def functions_of(node: torch.fx.Node) -> FunctionStack:
     return tuple((node.meta.get("custom") or {}).get(_FUNCTIONS, ()))
 
 
-def _facts_of(module: torch.nn.Module, known: dict[int, Settings]) -> dict[str, Any]:
+def _facts_of(module: torch.nn.Module, cache: dict[int, Settings]) -> dict[str, Any]:
     """Returns what a part's attributes say of its code."""
-    settings = settings_of(module, known)
+    settings = settings_of(module, cache)
     return {
         "owner": id(module),
         "flags": _flags(module),
@@ -300,8 +300,8 @@ def _caller() -> str:
 
 def _argument(value: Any, same: dict[str, str]) -> Any:
     """Returns an argument as plain data."""
-    found = _with_refs(value, same)
-    return Other() if found is None and value is not None else found
+    data = _with_refs(value, same)
+    return Other() if data is None and value is not None else data
 
 
 _DEEPEST = 8  # objects within one another that are taken apart: they may hold themselves
@@ -326,7 +326,7 @@ def _with_refs(value: Any, same: dict[str, str], objects: int = 0) -> Any:
     if isinstance(value, tuple | list):
         return tuple(_with_refs(inner, same, objects) for inner in value)
     if isinstance(value, Mapping):
-        return {str(key): _with_refs(one, same, objects) for key, one in value.items()}
+        return {str(key): _with_refs(item, same, objects) for key, item in value.items()}
     if not objects:
         return None
     fields = foreign_classes.fields_of(value)

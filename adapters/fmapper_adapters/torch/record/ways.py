@@ -58,10 +58,10 @@ class Way:
         with contextlib.ExitStack() as stack:
             for patch in self.patches:
                 stack.enter_context(patch())
-            found = self.export(module, *inputs)
+            exported = self.export(module, *inputs)
         if self.after is not None:
-            self.after(found, module, *inputs[:2])
-        return found
+            self.after(exported, module, *inputs[:2])
+        return exported
 
 
 def is_data_dependent(error: Exception) -> bool:
@@ -77,13 +77,13 @@ _FLOAT = re.compile(r"\bzuf\d")  # torch's names for floats that are read from a
 
 
 def _refuse_guesses(
-    found: torch.export.ExportedProgram,
+    exported: torch.export.ExportedProgram,
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
     """Raises for a draft that does not check that inputs take the branches of the examples."""
-    report = _private.report_of(found)
+    report = _private.report_of(exported)
     failures = list(getattr(report, "failures", ()))
     kinds = {failure.failure_type.name for failure in failures}
     if not kinds <= _SOUND:
@@ -92,10 +92,10 @@ def _refuse_guesses(
     for expression in decided:
         if _FLOAT.search(str(expression)):  # torch guesses, and asserts nothing
             raise RuntimeError(f"draft_export assumes {expression} without checking it")
-    if not trusted_asserts.is_asserted(found.graph, decided):
+    if not trusted_asserts.is_asserted(exported.graph, decided):
         raise RuntimeError("draft_export: an assumed value is not asserted")
     with quiet():
-        check.run(found.module(), module, args, kwargs, seed=0)  # what it asserts may be wrong
+        check.run(exported.module(), module, args, kwargs, seed=0)  # what it asserts may be wrong
 
 
 @contextlib.contextmanager
@@ -130,9 +130,9 @@ def _export(module: torch.nn.Module, *inputs: Any) -> torch.export.ExportedProgr
 
 def _from_bytecode(module: torch.nn.Module, *inputs: Any) -> torch.export.ExportedProgram:
     args, kwargs, shapes = inputs
-    found = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
-    output_order.restore(found)
-    return found
+    exported = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
+    output_order.restore(exported)
+    return exported
 
 
 def _draft(module: torch.nn.Module, *inputs: Any) -> torch.export.ExportedProgram:
@@ -146,13 +146,13 @@ def _over_experts(module: torch.nn.Module, *inputs: Any) -> torch.export.Exporte
         raise loop_proof.NotProved("there is no loop over the indices of true elements")
     missing: set[Any] = set()
     while True:
-        known = len(missing)
+        count = len(missing)
         forward = expert_loops.visit_all_experts(module.forward, missing)
         try:
             with quiet(), examples.replace_forward(module, forward):
                 return _export(module, *inputs)
         except Exception:  # torch may have replaced it by one of its own
-            if len(missing) == known:
+            if len(missing) == count:
                 raise
 
 

@@ -57,8 +57,8 @@ class Dtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.dtypes: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for x in pytree.tree_leaves(found):
+        result = func(*args, **(kwargs or {}))
+        for x in pytree.tree_leaves(result):
             if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()):
                 self.dtypes.add(str(x.dtype).removeprefix("torch."))
-        return found
+        return result

@@ -19,13 +19,13 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         draws: What it gives.
-        found: Whether it has given any.
+        has_drawn: Whether it has given any.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws = Draws()
-        self.found = False
+        self.has_drawn = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -33,7 +33,7 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draw = _DRAWS.get(f"{name}.{overload}") or _DRAWS.get(name)
         if draw is None:
             return func(*args, **kwargs)
-        self.found = True
+        self.has_drawn = True
         takes = {key: value for key, value in kwargs.items() if key not in _OPTIONS}
         drawn = draw(self._take, *args, **takes)
         if name.endswith("_"):

@@ -95,22 +95,22 @@ class TorchTrial(Trial):
         with run as (args, kwargs, _, same):
             output = model(*args, **kwargs)
             same.draws.end()
-            found = _loss([*_tensors_in(output)]) if loss is None else loss(output, _constant)
+            value = _loss([*_tensors_in(output)]) if loss is None else loss(output, _constant)
             after = _state_of(model)
-            if not isinstance(found, torch.Tensor) or not found.requires_grad:
-                return Slope(float(found), {}, after)
+            if not isinstance(value, torch.Tensor) or not value.requires_grad:
+                return Slope(float(value), {}, after)
             learned = {n: p for n, p in model.named_parameters() if n in self.weights}
             try:
-                slopes = torch.autograd.grad(found, [*learned.values()], allow_unused=True)
-                if all(one is None for one in slopes):
+                slopes = torch.autograd.grad(value, [*learned.values()], allow_unused=True)
+                if all(slope is None for slope in slopes):
                     raise RuntimeError("its outputs depend on parameters that are not its own")
             except RuntimeError as error:  # such as that of values which the model has overwritten
                 if isinstance(error, torch.OutOfMemoryError) or "alloc" in str(error):
                     raise
                 return Slope(refused=f"{error}".partition("\n")[0][:_LONGEST])
             named = zip(learned, slopes, strict=True)
-            gradients = {name: _numpy(one) for name, one in named if one is not None}
-        return Slope(float(found.detach()), gradients, after)
+            gradients = {name: _numpy(slope) for name, slope in named if slope is not None}
+        return Slope(float(value.detach()), gradients, after)
 
     def _fresh(self, *, double: bool) -> torch.nn.Module:
         model = _copy(self._model)
@@ -133,7 +133,7 @@ class TorchTrial(Trial):
                 stack.enter_context(WideCasts())
             same.draws.begin()
             yield args, kwargs, still, same
-        self._is_quiet = self._is_quiet or not (still.found or same.found)
+        self._is_quiet = self._is_quiet or not (still.has_dropout or same.has_drawn)
 
     def draw(
         self, weights: Mapping[str, Any], seeds: Sequence[int], *, double: bool = False
@@ -142,13 +142,13 @@ class TorchTrial(Trial):
 
         Dropout that shares masks, and other noise, are always on.
         """
-        found: dict[float, list[list[Any]]] = {}
+        outputs: dict[float, list[list[Any]]] = {}
         rates = [math.nan]
         for rate in rates:
             chosen = _WithoutDropout(but=rate)
-            found[rate] = self._outputs_of(weights, seeds, double, chosen)
-            rates += [one for one in sorted(chosen.rates) if one not in rates]
-        return found
+            outputs[rate] = self._outputs_of(weights, seeds, double, chosen)
+            rates += [other for other in sorted(chosen.rates) if other not in rates]
+        return outputs
 
     def noise(
         self, weights: Mapping[str, Any], seeds: Sequence[int], *, double: bool = False
@@ -161,7 +161,7 @@ class TorchTrial(Trial):
     ) -> list[list[Any]]:
         model = _copy(self._noisy)
         args, kwargs = fmap(_double, self._inputs) if double else self._inputs
-        found = []
+        outputs = []
         with torch.no_grad(), torch.random.fork_rng(devices=[]), precision(double=double):
             model = model.double() if double else model
             _fill(model, weights, self.state)
@@ -169,10 +169,10 @@ class TorchTrial(Trial):
                 torch.default_generator.manual_seed(seed)
                 before = torch.get_rng_state()
                 with restore_after(model), mode:
-                    found.append([_numpy(x) for x in _tensors_in(model(*args, **kwargs))])
+                    outputs.append([_numpy(x) for x in _tensors_in(model(*args, **kwargs))])
                 if torch.equal(torch.get_rng_state(), before):
                     break  # nothing is random
-        return found
+        return outputs
 
     def stepper(self, optimizer: Any) -> Stepper | None:
         """Returns the steps of an optimiser of torch.
@@ -192,8 +192,10 @@ class TorchTrial(Trial):
             with torch.no_grad():
                 for name, parameter in learned.items():
                     parameter.data = _tensor(weights[name])
-                    own = gradients.get(name)
-                    parameter.grad = None if own is None else _tensor(own).to(parameter.dtype)
+                    gradient = gradients.get(name)
+                    parameter.grad = (
+                        None if gradient is None else _tensor(gradient).to(parameter.dtype)
+                    )
             made.step()
             return {name: _numpy(parameter) for name, parameter in learned.items()}
 
@@ -212,7 +214,7 @@ def _optimizer_for(
     """Returns the optimiser for a copy of a module."""
     if isinstance(optimizer, torch.optim.Optimizer):
         ours = {id(p): name for name, p in original.named_parameters()}
-        known = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         held = [p for group in optimizer.param_groups for p in group["params"]]
         foreign = [p for p in held if id(p) not in ours]
         if foreign:
@@ -220,7 +222,7 @@ def _optimizer_for(
                 f"{type(optimizer).__name__} holds {len(foreign)} parameters that "
                 f"{type(original).__name__} does not have. Pass the optimizer of this very model."
             )
-        memo: dict[int, Any] = {id(p): known[ours[id(p)]] for p in held}
+        memo: dict[int, Any] = {id(p): parameters[ours[id(p)]] for p in held}
         copied: torch.optim.Optimizer = copy.deepcopy(optimizer, memo)
         for name, value in vars(optimizer).items():  # which a copy of an optimizer leaves out
             if name not in vars(copied) and not hasattr(type(copied), name):
@@ -290,25 +292,25 @@ def _copy(model: torch.nn.Module) -> torch.nn.Module:
     no tensor that has a history, as the weight that `weight_norm` computes; its next call replaces
     it.
     """
-    known: dict[int, Any] = {}
+    memo: dict[int, Any] = {}
     for inner in model.modules():
         for value in pytree.tree_leaves(dict(vars(inner))):
             if isinstance(value, torch.Tensor) and not value.is_leaf:
-                known[id(value)] = value.detach().clone()
-    copied: torch.nn.Module = copy.deepcopy(model, known)
+                memo[id(value)] = value.detach().clone()
+    copied: torch.nn.Module = copy.deepcopy(model, memo)
     for old, new in zip(model.modules(), copied.modules(), strict=True):
         for name, value in vars(old).items():
             if isinstance(value, types.FunctionType) and value.__closure__:
-                vars(new)[name] = _copy_closure(value, known)
+                vars(new)[name] = _copy_closure(value, memo)
     return copied
 
 
-def _copy_closure(function: types.FunctionType, known: dict[int, Any]) -> types.FunctionType:
+def _copy_closure(function: types.FunctionType, memo: dict[int, Any]) -> types.FunctionType:
     """Returns a function that sees the copies of what it has closed over."""
     cells = []
     for cell in function.__closure__ or ():
         try:
-            other = known.get(id(cell.cell_contents))
+            other = memo.get(id(cell.cell_contents))
         except ValueError:  # nothing is in it yet
             other = None
         cells.append(cell if other is None else types.CellType(other))
@@ -328,24 +330,24 @@ def _find_noise(model: torch.nn.Module, args: Any, kwargs: Any) -> list[torch.nn
 
     Without dropout, which `_WithoutDropout` leaves out and takes the rates of.
     """
-    found: list[torch.nn.Module] = []
+    noisy: list[torch.nn.Module] = []
     watched = []
     draws = SameDraws()
     trial = _copy(model)
     for inner, copied in zip(model.modules(), trial.modules(), strict=True):
         held = (inner.parameters(), inner.buffers(), inner.children())
         is_dropout = type(inner).__module__ == torch.nn.Dropout.__module__
-        if is_dropout or any(next(iter(one), None) is not None for one in held):
+        if is_dropout or any(next(iter(members), None) is not None for members in held):
             continue
         if type(inner).__module__.startswith("torch."):
-            found.append(inner)
+            noisy.append(inner)
         else:
-            _watch(copied, draws.draws, functools.partial(found.append, inner))
+            _watch(copied, draws.draws, functools.partial(noisy.append, inner))
             watched.append(copied)
     if watched:
         with torch.no_grad(), _WithoutDropout(), draws:
             trial(*args, **kwargs)
-    return found
+    return noisy
 
 
 def _watch(module: torch.nn.Module, draws: Draws, tell: Callable[[], None]) -> None:
@@ -372,13 +374,13 @@ class _WithoutDropout(TorchFunctionMode):
             shares masks along dimensions; None if there is none.
 
     Attributes:
-        found: Whether there was anything that could have dropout.
+        has_dropout: Whether there was anything that could have dropout.
         rates: The rates of dropout in training.
     """
 
     def __init__(self, but: float | None = None) -> None:
         super().__init__()
-        self.found = False
+        self.has_dropout = False
         self.rates: set[float] = set()
         self._but = but
 
@@ -387,7 +389,7 @@ class _WithoutDropout(TorchFunctionMode):
         if func in _SHARED and self._but is not None:
             return func(*args, **kwargs)
         if func in _DROPOUT or func in _SHARED:
-            self.found = True
+            self.has_dropout = True
             given = dict(zip(_DROPOUT_NAMES, args, strict=False)) | kwargs
             train = given.get("training", given.get("train", True))
             rate = self._rate(given.get("p", 0.5), train=train)
@@ -397,16 +399,16 @@ class _WithoutDropout(TorchFunctionMode):
                 return func(args[0], rate, *args[2:], **kwargs)
             return func(*args, **{**kwargs, "p": rate})
         if func is torch.nn.functional.scaled_dot_product_attention:
-            self.found = True
+            self.has_dropout = True
             if "dropout_p" in kwargs:
                 kwargs["dropout_p"] = self._rate(kwargs["dropout_p"])
             args = self._with_rate(args, 4)
         if func is torch.nn.functional.multi_head_attention_forward:
-            self.found = True
+            self.has_dropout = True
             train = kwargs.get("training", True)
             args = self._with_rate(args, _ATTENTION_RATE, train=train)
         if getattr(func, "__name__", "") in _RECURRENT:  # dropout stands before the mode
-            self.found = True
+            self.has_dropout = True
             at = 5 if isinstance(args[6], bool) else 6
             args = self._with_rate(args, at, train=args[at + 1])
         return func(*args, **kwargs)

@@ -152,17 +152,17 @@ def _no_jvp(primals: Any, tangents: Any) -> Any:
 
 def _largest_rows(rows: Any, bag: Any, used: Any, count: int) -> tuple[jax.Array, jax.Array]:
     """Returns the maxima of each bag, and the (first) rows with these maxima."""
-    known = jax.lax.stop_gradient(jnp.where(used[:, None], rows, -jnp.inf))
+    masked = jax.lax.stop_gradient(jnp.where(used[:, None], rows, -jnp.inf))
     shape = (count, rows.shape[1])
-    top = jnp.full(shape, -jnp.inf, rows.dtype).at[bag].max(known)
-    wins = (known == top[bag]) & used[:, None]
+    top = jnp.full(shape, -jnp.inf, rows.dtype).at[bag].max(masked)
+    wins = (masked == top[bag]) & used[:, None]
     none = rows.shape[0]
     order = jnp.where(wins, jnp.arange(none)[:, None], none)
     winners = jnp.full(shape, none, order.dtype).at[bag].min(order)
     if none == 0:
         return jnp.zeros(shape, rows.dtype), winners
-    found = jnp.take_along_axis(rows, jnp.minimum(winners, none - 1), 0)
-    return jnp.where(winners < none, found, 0), winners
+    largest = jnp.take_along_axis(rows, jnp.minimum(winners, none - 1), 0)
+    return jnp.where(winners < none, largest, 0), winners
 
 
 @lowering("aten::one_hot")

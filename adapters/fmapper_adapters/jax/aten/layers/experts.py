@@ -94,7 +94,7 @@ def in_blocks(
 @lowering("fmapper::in_each_block", whole=False)
 def in_each_block(function: Callable[..., Any], blocks: Sequence[Any], others: Any) -> Any:
     """Calls a function for each part, with `blocks[i][part]` for all i, and with `others`."""
-    return jax.vmap(lambda *own: function(*own, *others))(*blocks)
+    return jax.vmap(lambda *parts: function(*parts, *others))(*blocks)
 
 
 @lowering("fmapper::grouped_mm_in_blocks", whole=False)

@@ -105,10 +105,10 @@ def nll_loss(
     y = x.astype(wide(dtype))
     classes = x.shape[1]
     ignored = target == ignore_index
-    known = (target >= 0) & (target < classes)
-    index = jnp.where(known & ~ignored, target, 0)
+    valid = (target >= 0) & (target < classes)
+    index = jnp.where(valid & ~ignored, target, 0)
     picked = -jnp.squeeze(jnp.take_along_axis(y, jnp.expand_dims(index, 1), 1), 1)
-    picked = jnp.where(known, picked, jnp.nan)
+    picked = jnp.where(valid, picked, jnp.nan)
     if weight is None:
         weights = jnp.where(ignored, 0, 1).astype(y.dtype)
     else:
@@ -314,10 +314,10 @@ def linear_cross_entropy(
     given = (x, linear_weight, zeros if linear_bias is None else linear_bias)
     gradients = jax.grad(total, (0, 1, 2))(*given)
     nothing = (jnp.zeros((0, 0), x.dtype), jnp.zeros((0, 0), x.dtype), jnp.zeros((0,), x.dtype))
-    found = [
+    outputs = [
         g.astype(x.dtype) if w else n for g, w, n in zip(gradients, wanted, nothing, strict=True)
     ]
-    return (total(*given).astype(x.dtype), *found)
+    return (total(*given).astype(x.dtype), *outputs)
 
 
 def _linear_cross_entropy(
@@ -333,5 +333,5 @@ def _linear_cross_entropy(
     each = jnp.ones(logits.shape[-1:], dtype) if weight is None else weight.astype(dtype)
     weights = jnp.where(counts, each[classes], 0)
     chances = jax.nn.log_softmax(logits, -1)
-    found = jnp.take_along_axis(chances, classes[:, None], 1)[:, 0]
-    return jnp.where(counts, -found * weights, 0), weights
+    picked = jnp.take_along_axis(chances, classes[:, None], 1)[:, 0]
+    return jnp.where(counts, -picked * weights, 0), weights

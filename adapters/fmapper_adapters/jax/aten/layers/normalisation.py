@@ -82,7 +82,7 @@ def _group_norm(
         y = y * weight.astype(dtype).reshape(shape)
     if bias is not None:
         y = y + bias.astype(dtype).reshape(shape)
-    mean, rstd = (one.reshape(batch, groups).astype(x.dtype) for one in (mean, rstd))
+    mean, rstd = (statistic.reshape(batch, groups).astype(x.dtype) for statistic in (mean, rstd))
     return y.astype(x.dtype), mean, rstd
 
 
@@ -172,8 +172,8 @@ def batch_norm_with_update(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
 ) -> tuple[jax.Array, ...]:
     """Computes batch_norm_functional in training, with an empty reserve that some devices use."""
-    found = batch_norm_functional(x, weight, bias, mean, var, True, momentum, eps)
-    return (*found[:3], jnp.zeros((0,), "uint8"), *found[3:])
+    results = batch_norm_functional(x, weight, bias, mean, var, True, momentum, eps)
+    return (*results[:3], jnp.zeros((0,), "uint8"), *results[3:])
 
 
 def _move_average(running: Any, new: Any, momentum: float) -> jax.Array:

@@ -174,8 +174,8 @@ def max_pool_backward(
     rows = math.prod(batch)
     at = indices.reshape(rows, -1)
     flat = jnp.zeros((rows, math.prod(x.shape[x.ndim - count :])), x.dtype)
-    found = flat.at[jnp.arange(rows)[:, None], at].add(gradient.reshape(at.shape))
-    return found.reshape(x.shape)
+    summed = flat.at[jnp.arange(rows)[:, None], at].add(gradient.reshape(at.shape))
+    return summed.reshape(x.shape)
 
 
 lowering("aten::max_pool2d_with_indices_backward")(partial(max_pool_backward, 2))
@@ -256,8 +256,8 @@ def _best_along(x: Any, places: Any, axis: int) -> Any:
         is_nan = jnp.isnan(windows)
         last = k - 1 - jnp.argmax(jnp.flip(is_nan, axis + 1), axis + 1)
         first = jnp.where(jnp.any(is_nan, axis + 1), last, first)
-    own = jnp.arange(outputs).reshape(-1, *after)
-    return jnp.asarray(places)[own, first]  # of the windows' own
+    rows = jnp.arange(outputs).reshape(-1, *after)
+    return jnp.asarray(places)[rows, first]  # of the windows' own
 
 
 def _take(x: Any, places: Any, axis: int) -> Any:

@@ -25,9 +25,11 @@ def affine_grid(theta: Any, size: Sequence[Any], align_corners: bool) -> jax.Arr
     lines = []
     for n in spatial:
         if align_corners:
-            one = isinstance(n, int) and n == 1
+            is_single = isinstance(n, int) and n == 1
             line = (
-                jnp.zeros((1,), theta.dtype) if one else jnp.linspace(-1, 1, n, dtype=theta.dtype)
+                jnp.zeros((1,), theta.dtype)
+                if is_single
+                else jnp.linspace(-1, 1, n, dtype=theta.dtype)
             )
         else:
             line = ((jnp.arange(n) * 2 + 1) / n - 1).astype(theta.dtype)
@@ -109,9 +111,9 @@ def _lookup(x: Any, places: Sequence[Any], outside: float) -> jax.Array:
         inside = inside & (p >= 0) & (p <= n - 1)
         flat = flat * n + jnp.clip(p, 0, n - 1).astype("int32")
     rows = x.reshape(batch, channels, math.prod(sizes))
-    found = jnp.take_along_axis(rows, flat.reshape(batch, 1, -1), -1, mode="clip")
-    found = found.reshape(batch, channels, *flat.shape[1:])
-    return jnp.where(inside[:, None], found, cast(outside, x.dtype))
+    picked = jnp.take_along_axis(rows, flat.reshape(batch, 1, -1), -1, mode="clip")
+    picked = picked.reshape(batch, channels, *flat.shape[1:])
+    return jnp.where(inside[:, None], picked, cast(outside, x.dtype))
 
 
 def _bicubic(x: Any, at: Sequence[Any], padding_mode: int, align_corners: bool) -> jax.Array:

@@ -131,8 +131,8 @@ def arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None) -> jax.Arr
         if wanted is not None and np.dtype(dtype) != dtype_of("int64"):
             length = wanted  # torch truncates before computing the length for int64 only
     else:
-        known = all(isinstance(value, int | float) for value in (start, end, step))
-        length = math.ceil((end - start) / step) if known else -(-(end - start) // step)
+        are_numbers = all(isinstance(value, int | float) for value in (start, end, step))
+        length = math.ceil((end - start) / step) if are_numbers else -(-(end - start) // step)
     if isinstance(length, int):
         length = max(length, 0)
     if is_floating(dtype) and all(isinstance(v, int | float) for v in (start, length, step)):
@@ -193,12 +193,12 @@ def eye(rows: Any, columns: Any = None, *, dtype: Any = None) -> jax.Array:
 @lowering("aten::tril_indices")
 def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None) -> jax.Array:
     """Returns the places of the lower triangle of a matrix, row by row."""
-    found = np.stack(np.tril_indices(row, offset, col))
-    return jnp.asarray(found, dtype_of("int64") if dtype is None else dtype)
+    places = np.stack(np.tril_indices(row, offset, col))
+    return jnp.asarray(places, dtype_of("int64") if dtype is None else dtype)
 
 
 @lowering("aten::triu_indices")
 def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None) -> jax.Array:
     """Returns the places of the upper triangle of a matrix, row by row."""
-    found = np.stack(np.triu_indices(row, offset, col))
-    return jnp.asarray(found, dtype_of("int64") if dtype is None else dtype)
+    places = np.stack(np.triu_indices(row, offset, col))
+    return jnp.asarray(places, dtype_of("int64") if dtype is None else dtype)

@@ -60,8 +60,8 @@ def masked_index_put_accumulate(
     at = tuple(
         slice(None) if i is None else jnp.clip(i, 0, x.shape[d] - 1) for d, i in enumerate(indices)
     )
-    found, values = x.at[at], jnp.where(mask, values, jnp.zeros((), x.dtype))
-    return found.max(values) if x.dtype == bool else found.add(values)
+    target, values = x.at[at], jnp.where(mask, values, jnp.zeros((), x.dtype))
+    return target.max(values) if x.dtype == bool else target.add(values)
 
 
 def _is_mask(i: Any) -> bool:
@@ -70,15 +70,15 @@ def _is_mask(i: Any) -> bool:
 
 def _positions(indices: Sequence[Any]) -> tuple[Any, ...]:
     """Converts indices for JAX; masks become the indices of their true elements."""
-    found: list[Any] = []
+    positions: list[Any] = []
     for i in indices:
         if i is None:
-            found.append(slice(None))
+            positions.append(slice(None))
         elif _is_mask(i):
-            found.extend(jnp.asarray(p) for p in np.nonzero(np.asarray(i)))
+            positions.extend(jnp.asarray(p) for p in np.nonzero(np.asarray(i)))
         else:
-            found.append(i)
-    return tuple(found)
+            positions.append(i)
+    return tuple(positions)
 
 
 def _put_where(x: Any, mask: Any, values: Any, front: int, accumulate: bool) -> jax.Array:
@@ -149,8 +149,8 @@ def index_copy(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
         if x.ndim > 2 and x.shape[0] == 1 and dim % x.ndim:
             # XLA drops dimensions of one row from products, and would write the array a second
             # time.
-            found = jax.lax.dynamic_update_slice(x[0], source[0], start[1:])
-            return found.reshape(x.shape)
+            result = jax.lax.dynamic_update_slice(x[0], source[0], start[1:])
+            return result.reshape(x.shape)
         return jax.lax.dynamic_update_slice(x, source, start)
     at, source = _at(x, dim, index, cast(source, x.dtype))
     return at.set(source).reshape(x.shape)

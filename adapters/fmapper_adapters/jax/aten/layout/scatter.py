@@ -165,11 +165,11 @@ def _extreme_jvp(largest: bool, include_self: bool, primals: Any, tangents: Any)
     x, places, source = primals
     dx, _, dsource = tangents
     y = _extreme(x, places, source, largest, include_self)
-    own = (x == y).astype(x.dtype)
+    of_x = (x == y).astype(x.dtype)
     given = (source == y[places]).astype(x.dtype)
     # torch counts the array's own elements among the ties even where include_self is False
-    ties = jnp.maximum(own.at[places].add(given), 1)
-    kept = own * dx
+    ties = jnp.maximum(of_x.at[places].add(given), 1)
+    kept = of_x * dx
     if not include_self:
         kept = _replace(kept, places, 0)
     return y, (kept.at[places].add(given * dsource)) / ties
@@ -194,9 +194,9 @@ def _prod_jvp(include_self: bool, primals: Any, tangents: Any) -> Any:
     zeros = own_zero.astype("int32").at[places].add(zero.astype("int32"))
     others = jnp.where(own_zero, one, x).at[places].multiply(jnp.where(zero, one, source))
     # the product of all other factors, also where one of them is zero
-    own = _others(own_zero, x, zeros, others)
+    of_x = _others(own_zero, x, zeros, others)
     given = _others(zero, source, zeros[places], others[places])
-    return y, (own * dx).at[places].add(given * dsource)
+    return y, (of_x * dx).at[places].add(given * dsource)
 
 
 def _others(is_zero: Any, factor: Any, zeros: Any, product: Any) -> Any:

@@ -53,10 +53,10 @@ def view_bits(x: Any, dtype: Any) -> jax.Array:
 
 def _known_sizes(x: Any, size: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the sizes with -1 resolved, also if another size is zero, where JAX cannot."""
-    known = [s for s in size if not (isinstance(s, int) and s == -1)]
-    if len(known) == len(size):
+    sizes = [s for s in size if not (isinstance(s, int) and s == -1)]
+    if len(sizes) == len(size):
         return tuple(size)
-    count = math.prod(known)
+    count = math.prod(sizes)
     missing = math.prod(x.shape) // count if not (isinstance(count, int) and count == 0) else 0
     return tuple(missing if isinstance(s, int) and s == -1 else s for s in size)
 

@@ -90,8 +90,8 @@ def take_apart(
         count: The number of blocks.
         chosen: The indices of the arrays to return.
     """
-    found = separate(x, dim, sizes, count)
-    return tuple([found[at] for at in chosen])
+    parts = separate(x, dim, sizes, count)
+    return tuple([parts[at] for at in chosen])
 
 
 @lowering("fmapper::take_part", whole=False, int64="moves")
@@ -99,8 +99,8 @@ def take_part(
     x: Any, dim: int, sizes: Sequence[int], count: int, chosen: Sequence[int]
 ) -> jax.Array:
     """Returns one of the arrays that are packed in one; see `take_apart`."""
-    (found,) = take_apart(x, dim, sizes, count, chosen)
-    return found
+    (part,) = take_apart(x, dim, sizes, count, chosen)
+    return part
 
 
 @lowering("aten::split_copy.Tensor", int64="moves")

@@ -103,8 +103,8 @@ def unique2(
     x: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns each element once, in order; NaNs are all different."""
-    found = np.unique(np.asarray(x), return_inverse=True, return_counts=True, equal_nan=False)
-    values, inverse, counts = found
+    result = np.unique(np.asarray(x), return_inverse=True, return_counts=True, equal_nan=False)
+    values, inverse, counts = result
     return _unique(values, inverse.reshape(x.shape), counts, return_inverse, return_counts)
 
 
@@ -205,14 +205,14 @@ def searchsorted(
     edges, x = jax.lax.stop_gradient(promote(edges, jnp.asarray(x)))
     behind = right or side == "right"
     if x.size == 0:
-        found = jnp.zeros(x.shape, np.int32)
+        places = jnp.zeros(x.shape, np.int32)
     elif edges.ndim == 1:
-        found = _places(edges, x.reshape(-1), behind).reshape(x.shape)
+        places = _places(edges, x.reshape(-1), behind).reshape(x.shape)
     else:
         rows = edges.reshape(-1, edges.shape[-1])
-        found = jax.vmap(lambda e, y: _places(e, y, behind))(rows, x.reshape(rows.shape[0], -1))
-        found = found.reshape(x.shape)
-    return found.astype(np.int32 if out_int32 else dtype_of("int64"))
+        places = jax.vmap(lambda e, y: _places(e, y, behind))(rows, x.reshape(rows.shape[0], -1))
+        places = places.reshape(x.shape)
+    return places.astype(np.int32 if out_int32 else dtype_of("int64"))
 
 
 def _places(edges: Any, x: Any, behind: bool) -> jax.Array:
@@ -251,9 +251,9 @@ def isin(
     elements, among = promote(jnp.asarray(elements), jnp.asarray(among))
     among = among.reshape(-1)
     if among.size <= 16 or is_complex(elements):
-        found = (elements[..., None] == among).any(-1)
+        result = (elements[..., None] == among).any(-1)
     else:
         ordered = jnp.sort(among)
         place = _places(ordered, elements.reshape(-1), False).reshape(elements.shape)
-        found = ordered[jnp.minimum(place, among.size - 1)] == elements
-    return ~found if invert else found
+        result = ordered[jnp.minimum(place, among.size - 1)] == elements
+    return ~result if invert else result

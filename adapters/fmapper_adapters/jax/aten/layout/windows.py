@@ -26,8 +26,8 @@ def hamming_window(
 ) -> jax.Array:
     """Returns the Hamming window, a cosine that does not reach zero."""
     at, dtype = _phases(size, periodic, dtype)
-    found = alpha - beta * jnp.cos(2 * math.pi * at)
-    return (jnp.ones_like(at) if size == 1 else found).astype(dtype)
+    window = alpha - beta * jnp.cos(2 * math.pi * at)
+    return (jnp.ones_like(at) if size == 1 else window).astype(dtype)
 
 
 @lowering("aten::hann_window")
@@ -40,8 +40,8 @@ def hann_window(size: Any, periodic: bool = True, *, dtype: Any = None) -> jax.A
 def blackman_window(size: Any, periodic: bool = True, *, dtype: Any = None) -> jax.Array:
     """Returns the Blackman window, a sum of two cosines."""
     at, dtype = _phases(size, periodic, dtype)
-    found = 0.42 - 0.5 * jnp.cos(2 * math.pi * at) + 0.08 * jnp.cos(4 * math.pi * at)
-    return (jnp.ones_like(at) if size == 1 else found).astype(dtype)
+    window = 0.42 - 0.5 * jnp.cos(2 * math.pi * at) + 0.08 * jnp.cos(4 * math.pi * at)
+    return (jnp.ones_like(at) if size == 1 else window).astype(dtype)
 
 
 @lowering("aten::bartlett_window")
@@ -58,9 +58,9 @@ def kaiser_window(
     """Returns the Kaiser window, a ratio of Bessel functions."""
     at, dtype = _phases(size, periodic, dtype)
     height = beta * jnp.sqrt(jnp.maximum(1 - (2 * at - 1) ** 2, 0))
-    found = jax.scipy.special.i0e(height) * jnp.exp(height - beta)
-    found = found / jax.scipy.special.i0e(jnp.asarray(beta, found.dtype))
-    return (jnp.ones_like(at) if size == 1 else found).astype(dtype)
+    window = jax.scipy.special.i0e(height) * jnp.exp(height - beta)
+    window = window / jax.scipy.special.i0e(jnp.asarray(beta, window.dtype))
+    return (jnp.ones_like(at) if size == 1 else window).astype(dtype)
 
 
 @lowering("aten::fft_fftfreq")

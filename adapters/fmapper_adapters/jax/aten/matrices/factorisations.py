@@ -205,8 +205,8 @@ def _first_indefinite_minor(a: Any, factor: Any) -> jax.Array:
             lower = jax.lax.linalg.cholesky(minor, symmetrize_input=False)
             return jnp.any(jnp.isnan(lower), (-1, -2))
 
-        found = jax.lax.map(is_indefinite, jnp.arange(1, n + 1))
-        return jnp.where(jnp.any(found, 0), jnp.argmax(found, 0) + 1, 0).astype("int32")
+        indefinite = jax.lax.map(is_indefinite, jnp.arange(1, n + 1))
+        return jnp.where(jnp.any(indefinite, 0), jnp.argmax(indefinite, 0) + 1, 0).astype("int32")
 
     failed = jnp.any(jnp.isnan(factor))
     a = jax.lax.stop_gradient(a)
@@ -387,9 +387,9 @@ def _inverted_jvp(primals: Any, tangents: Any) -> Any:
     # Golub and Pereyra, 1973: for matrices whose rank does not change
     a, p, da = primals[0], _pseudoinverse(*primals), tangents[0]
     adjoint = _h(da)
-    one = p @ _h(p) @ (adjoint - adjoint @ a @ p)
-    other = (adjoint - p @ a @ adjoint) @ _h(p) @ p
-    return p, one + other - p @ da @ p
+    first = p @ _h(p) @ (adjoint - adjoint @ a @ p)
+    second = (adjoint - p @ a @ adjoint) @ _h(p) @ p
+    return p, first + second - p @ da @ p
 
 
 @lowering("aten::linalg_lstsq")

@@ -139,7 +139,7 @@ def _find_lone_sums(equation: str, x: Any, y: Any) -> tuple[bool, bool] | None:
     kept = set(output) if arrow else {c for c in terms if terms.count(c) == 1}
     alone = [False, False]
     for label in {*sizes[0], *sizes[1]} - kept:
-        long = [found.get(label, 1) != 1 for found in sizes]
+        long = [by_label.get(label, 1) != 1 for by_label in sizes]
         if all(long):
             return None
         alone = [a or b for a, b in zip(alone, long, strict=True)]

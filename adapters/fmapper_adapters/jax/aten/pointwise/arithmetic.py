@@ -46,8 +46,8 @@ def in_opmath(*operands: Any, to_float: bool = False, exact: bool = False) -> tu
 
 def _factor(number: Any, dtype: Any) -> Any:
     """Rounds a factor to the dtype of the result; 1 is unchanged."""
-    one = isinstance(number, int | float) and number == 1
-    return 1 if one else cast(number, dtype).astype(wide(dtype))
+    is_one = isinstance(number, int | float) and number == 1
+    return 1 if is_one else cast(number, dtype).astype(wide(dtype))
 
 
 @lowering("aten::add", elements=(0, 1), dims=pointwise)
@@ -152,8 +152,8 @@ def power(x: Any, y: Any) -> jax.Array:
     """Computes `x ** y`, with torch's special cases for exponents that are numbers."""
     dtype, (base, exponent) = in_opmath(x, y, exact=True)
     if not (is_floating(dtype) or is_complex(dtype)):
-        known = isinstance(y, int) and not isinstance(y, bool)
-        return jax.lax.integer_pow(base, y) if known and y >= 0 else _integer_power(base, exponent)
+        is_int = isinstance(y, int) and not isinstance(y, bool)
+        return jax.lax.integer_pow(base, y) if is_int and y >= 0 else _integer_power(base, exponent)
     if isinstance(y, int | float) and not isinstance(y, bool):
         return _known_power(base, y).astype(dtype)
     if is_complex(dtype):

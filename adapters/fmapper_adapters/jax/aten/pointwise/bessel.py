@@ -37,17 +37,17 @@ def spherical_bessel_j0(x: Any) -> jax.Array:
 @functools.cache
 def _series(function: Callable[[Any], Any], degree: int = 40) -> tuple[float, ...]:
     """Returns the series of a function on [-1, 1], in float64."""
-    found = np.polynomial.chebyshev.chebinterpolate(function, degree)
-    kept = np.abs(found) > 1e-17 * np.abs(found).max()
-    return tuple(found[: int(np.flatnonzero(kept).max()) + 1])
+    coefficients = np.polynomial.chebyshev.chebinterpolate(function, degree)
+    kept = np.abs(coefficients) > 1e-17 * np.abs(coefficients).max()
+    return tuple(coefficients[: int(np.flatnonzero(kept).max()) + 1])
 
 
 def _evaluate(series: tuple[float, ...], t: Any) -> jax.Array:
     """Returns the value of a series, by Clenshaw's recurrence."""
-    one, two = jnp.zeros_like(t), jnp.zeros_like(t)
+    first, second = jnp.zeros_like(t), jnp.zeros_like(t)
     for coefficient in reversed(series[1:]):
-        one, two = 2 * t * one - two + coefficient, one
-    return t * one - two + series[0]
+        first, second = 2 * t * first - second + coefficient, first
+    return t * first - second + series[0]
 
 
 def _scipy() -> Any:
@@ -85,8 +85,8 @@ def _far(order: int, part: str) -> Callable[[Any], Any]:
     def amplitude(t: Any) -> Any:
         x = _NEAR / np.maximum((t + 1) / 2, 1e-12)
         phase = np.exp(1j * np.pi * (order / 2 + 0.25))
-        found = np.sqrt(np.pi * x / 2) * _scipy().hankel1e(order, x) * phase
-        return found.real if part == "real" else found.imag * x
+        value = np.sqrt(np.pi * x / 2) * _scipy().hankel1e(order, x) * phase
+        return value.real if part == "real" else value.imag * x
 
     return amplitude
 
@@ -125,13 +125,13 @@ def bessel_j0(x: Any) -> jax.Array:
 @unary("aten::special_bessel_j1")
 def bessel_j1(x: Any) -> jax.Array:
     """Returns the Bessel function of the first kind of order 1."""
-    found = _bessel(jnp.abs(x), 1, "j")
-    return jnp.where(x < 0, -found, found)
+    value = _bessel(jnp.abs(x), 1, "j")
+    return jnp.where(x < 0, -value, value)
 
 
 def _for_positive(x: Any, function: Function, at_zero: float) -> jax.Array:
-    found = function(jnp.where(x > 0, x, 1))
-    return jnp.where(x > 0, found, jnp.where(x == 0, at_zero, jnp.nan))
+    value = function(jnp.where(x > 0, x, 1))
+    return jnp.where(x > 0, value, jnp.where(x == 0, at_zero, jnp.nan))
 
 
 @unary("aten::special_bessel_y0")
@@ -225,10 +225,10 @@ def erfcx(x: Any) -> jax.Array:
     """Computes `exp(x * x) * erfc(x)`."""
     size = jnp.abs(x)
     z = jnp.where(jnp.isinf(size), 1, size)
-    found = _evaluate(_series(_erfcx_over, 60), (z - 4) / (z + 4)) / (1 + 2 * z)
-    found = jnp.where(jnp.isinf(size), 0, found)
+    value = _evaluate(_series(_erfcx_over, 60), (z - 4) / (z + 4)) / (1 + 2 * z)
+    value = jnp.where(jnp.isinf(size), 0, value)
     below = jnp.where(x < 0, x, 0)
-    return jnp.where(x < 0, 2 * jnp.exp(below * below) - found, found)
+    return jnp.where(x < 0, 2 * jnp.exp(below * below) - value, value)
 
 
 _AIRY = 4.0  # the boundaries between the series of the Airy function, on both sides of zero
@@ -250,8 +250,8 @@ def _airy_left(part: str) -> Callable[[Any], Any]:
         x = _AIRY / np.maximum((t + 1) / 2, 1e-5) ** (2 / 3)
         ai, _, bi, _ = _scipy().airy(-x)
         angle = 2 / 3 * x**1.5 + np.pi / 4
-        found = (bi + 1j * ai) * np.exp(-1j * angle) * np.sqrt(np.pi) * x**0.25
-        return found.real if part == "real" else found.imag
+        value = (bi + 1j * ai) * np.exp(-1j * angle) * np.sqrt(np.pi) * x**0.25
+        return value.real if part == "real" else value.imag
 
     return amplitude
 

@@ -87,8 +87,8 @@ def _minimum(x: Any, y: Any) -> jax.Array:
     return jnp.minimum(x, y)
 
 
-def _share_slope(slope: Any, one: Any, other: Any, taken: Any) -> jax.Array:
-    return jnp.where(one == other, slope / 2, jnp.where(taken, slope, 0))
+def _share_slope(slope: Any, x: Any, y: Any, taken: Any) -> jax.Array:
+    return jnp.where(x == y, slope / 2, jnp.where(taken, slope, 0))
 
 
 _maximum.defjvps(

@@ -84,11 +84,11 @@ def _exp2(x: Any) -> jax.Array:
 
 
 def _sigmoid(x: Any) -> jax.Array:
-    found = jax.nn.sigmoid(x)
+    y = jax.nn.sigmoid(x)
     if not jnp.iscomplexobj(x):
-        return found
+        return y
     power = jnp.exp(-x)  # torch divides by it, which gives NaN where both parts are infinite
-    return jnp.where(jnp.isinf(power.real) & jnp.isinf(power.imag), complex(np.nan, np.nan), found)
+    return jnp.where(jnp.isinf(power.real) & jnp.isinf(power.imag), complex(np.nan, np.nan), y)
 
 
 def _sinc(x: Any) -> jax.Array:
@@ -197,10 +197,10 @@ _hypot.defjvps(
 def atan2(x: Any, y: Any) -> jax.Array:
     """Returns the angle of the point (y, x)."""
     dtype, (x, y) = in_opmath(x, y, to_float=True)
-    found = jnp.arctan2(x, y)
+    angle = jnp.arctan2(x, y)
     is_origin = (x == 0) & (y == 0)  # where torch's derivative is zero, and JAX's is NaN
     away = jnp.arctan2(jnp.where(is_origin, 0, x), jnp.where(is_origin, 1, y))
-    return jnp.where(is_origin, jax.lax.stop_gradient(found), away).astype(dtype)
+    return jnp.where(is_origin, jax.lax.stop_gradient(angle), away).astype(dtype)
 
 
 @lowering("aten::nextafter", dims=pointwise)

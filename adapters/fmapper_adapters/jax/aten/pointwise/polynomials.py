@@ -25,8 +25,8 @@ def _recurrence(x: Any, n: Any, first: Any, step: Function) -> jax.Array:
         return k + 1, jnp.where(k < n, now, before), new
 
     start = (jnp.ones((), x.dtype), jnp.ones_like(x), jnp.broadcast_to(first, x.shape))
-    _, _, found = jax.lax.while_loop(lambda state: state[0] < last, further, start)
-    return jnp.where(n < 0, 0, jnp.where(n == 0, 1, found))
+    _, _, value = jax.lax.while_loop(lambda state: state[0] < last, further, start)
+    return jnp.where(n < 0, 0, jnp.where(n == 0, 1, value))
 
 
 def _even(n: Any) -> Any:
@@ -36,10 +36,10 @@ def _even(n: Any) -> Any:
 def _chebyshev(x: Any, n: Any, first: Any, plus: Any, minus: Any, wave: Any, above: int) -> Any:
     """Computes by recurrence, with exact values at 1 and -1 and by cosines at high degrees."""
     n = jnp.trunc(n)
-    found = _recurrence(x, n, first, lambda k, now, before: 2 * x * now - before)
-    found = jnp.where((n > above) & (jnp.abs(x) < 1), wave, found)
-    found = jnp.where(x == 1, plus, jnp.where(x == -1, minus, found))
-    return jnp.where(n < 0, 0, found)
+    value = _recurrence(x, n, first, lambda k, now, before: 2 * x * now - before)
+    value = jnp.where((n > above) & (jnp.abs(x) < 1), wave, value)
+    value = jnp.where(x == 1, plus, jnp.where(x == -1, minus, value))
+    return jnp.where(n < 0, 0, value)
 
 
 def _t(x: Any, n: Any) -> jax.Array:
@@ -74,23 +74,23 @@ for _kind, _function in (("t", _t), ("u", _u), ("v", _v), ("w", _w)):
     )
 
 
-def _hermite_limit(x: Any, n: Any, found: Any) -> jax.Array:
+def _hermite_limit(x: Any, n: Any, value: Any) -> jax.Array:
     """Puts NaN above the degree where torch gives up."""
-    return jnp.where(n > (128 if x.dtype == np.float32 else 512), jnp.nan, found)
+    return jnp.where(n > (128 if x.dtype == np.float32 else 512), jnp.nan, value)
 
 
 @binary("aten::special_hermite_polynomial_h")
 def hermite_h(x: Any, n: Any) -> jax.Array:
     """Returns the physicists' Hermite polynomial of degree n."""
-    found = _recurrence(x, n, 2 * x, lambda k, now, before: 2 * x * now - 2 * k * before)
-    return _hermite_limit(x, n, found)
+    value = _recurrence(x, n, 2 * x, lambda k, now, before: 2 * x * now - 2 * k * before)
+    return _hermite_limit(x, n, value)
 
 
 @binary("aten::special_hermite_polynomial_he")
 def hermite_he(x: Any, n: Any) -> jax.Array:
     """Returns the probabilists' Hermite polynomial of degree n."""
-    found = _recurrence(x, n, x, lambda k, now, before: x * now - k * before)
-    return _hermite_limit(x, n, found)
+    value = _recurrence(x, n, x, lambda k, now, before: x * now - k * before)
+    return _hermite_limit(x, n, value)
 
 
 @binary("aten::special_laguerre_polynomial_l")

@@ -108,11 +108,11 @@ def logaddexp(x: Any, y: Any) -> jax.Array:
     large, small = jnp.where(first, x, y), jnp.where(first, y, x)
     infinite = ~jnp.isfinite(large.real) & (large.real == small.real)
     negligible = jnp.where(infinite, 0, small - large)
-    found = large + jnp.log1p(jnp.exp(negligible))
+    total = large + jnp.log1p(jnp.exp(negligible))
     # Values that are not selected must not overflow either, or the derivative is NaN.
     ends = (jnp.where(infinite, x, 0) for x in (small, large))
     both = jnp.where(large.real < 0, small, jnp.log(sum(map(jnp.exp, ends))))
-    return jnp.where(infinite, both, found)
+    return jnp.where(infinite, both, total)
 
 
 @unary("aten::digamma")
@@ -130,17 +130,17 @@ def _hurwitz(s: Any, q: Any) -> jax.Array:
         return (q <= 0) & (q > -_FARTHEST)
 
     def step(state: Any) -> Any:
-        q, found = state
-        return jnp.where(below(q), q + 1, q), jnp.where(below(q), found + q**-s, found)
+        q, total = state
+        return jnp.where(below(q), q + 1, q), jnp.where(below(q), total + q**-s, total)
 
     start = (q, jnp.zeros_like(q))
     moved, first = jax.lax.while_loop(lambda state: jnp.any(below(state[0])), step, start)
-    found = first + jsp.zeta(s, jnp.where(moved > 0, moved, 1))
+    total = first + jsp.zeta(s, jnp.where(moved > 0, moved, 1))
     pole = (q <= 0) & (q == jnp.floor(q))
-    found = jnp.where(pole, jnp.inf, jnp.where((q <= 0) & (s != jnp.floor(s)), jnp.nan, found))
-    found = jnp.where((q <= -_FARTHEST) & ~pole, jnp.nan, found)
-    found = jnp.where((q == jnp.inf) & (s == 2), 0, found)  # torch's trigamma
-    return jnp.where(s == 1, jnp.inf, jnp.where((s < 1) | is_nan(q), jnp.nan, found))
+    total = jnp.where(pole, jnp.inf, jnp.where((q <= 0) & (s != jnp.floor(s)), jnp.nan, total))
+    total = jnp.where((q <= -_FARTHEST) & ~pole, jnp.nan, total)
+    total = jnp.where((q == jnp.inf) & (s == 2), 0, total)  # torch's trigamma
+    return jnp.where(s == 1, jnp.inf, jnp.where((s < 1) | is_nan(q), jnp.nan, total))
 
 
 _FARTHEST = 1e5  # the largest number of terms
@@ -181,11 +181,11 @@ def igammac(a: Any, x: Any) -> jax.Array:
 def _gamma_ends(a: Any, x: Any, function: Function, for_zero_a: float, zero_x: float) -> jax.Array:
     """Sets torch's values where an argument is zero or infinite."""
     plain = (a > 0) & (x > 0) & jnp.isfinite(a) & jnp.isfinite(x)
-    found = function(jnp.where(plain, a, 1), jnp.where(plain, x, 1))
+    value = function(jnp.where(plain, a, 1), jnp.where(plain, x, 1))
     ends = jnp.where(jnp.isinf(a), jnp.where(jnp.isinf(x), jnp.nan, zero_x), for_zero_a)
     ends = jnp.where(x == 0, jnp.where(a > 0, zero_x, jnp.nan), ends)
     ends = jnp.where((a < 0) | (x < 0) | is_nan(a) | is_nan(x), jnp.nan, ends)
-    return jnp.where(plain, found, ends)
+    return jnp.where(plain, value, ends)
 
 
 @lowering("aten::logit", dims=pointwise)

@@ -41,5 +41,5 @@ def _start(kind: Any, dtype: Any) -> Any:
     limits = jax.numpy.finfo if jax.numpy.issubdtype(dtype, jax.numpy.floating) else jax.numpy.iinfo
     if limits is jax.numpy.finfo:
         return dtype.type(-float("inf") if kind is lax.max else float("inf"))
-    found = limits(dtype)
-    return dtype.type(found.min if kind is lax.max else found.max)
+    info = limits(dtype)
+    return dtype.type(info.min if kind is lax.max else info.max)

@@ -70,11 +70,11 @@ def function_of(eqn: Any) -> Function | None:
         return _gamma(eqn)
     else:
         return None
-    found = eqn.params.get("num_consts", 0)  # from the scope around the function
-    taken = tuple(i for i, v in enumerate(eqn.invars) if i >= found and _is_real(v.aval))
+    count = eqn.params.get("num_consts", 0)  # from the scope around the function
+    taken = tuple(i for i, v in enumerate(eqn.invars) if i >= count and _is_real(v.aval))
     given = tuple(i for i, v in enumerate(eqn.outvars) if _is_real(v.aval))
-    names = () if label.startswith("jax::") else _names(body, len(eqn.invars) - found)
-    names = tuple(f"held_{i}" for i in range(found)) + names if names else ()
+    names = () if label.startswith("jax::") else _names(body, len(eqn.invars) - count)
+    names = tuple(f"held_{i}" for i in range(count)) + names if names else ()
     opens_rule = name in _CALLS and not label.startswith("jax::")  # whose rules are known
     return Function(
         label,
@@ -96,8 +96,8 @@ def results_of(eqn: Any) -> Callable[[list[Any]], list[Any]]:
 
     def run(operands: list[Any]) -> list[Any]:
         pairs = zip(eqn.invars, operands, strict=True)
-        known = {v: x for v, x in pairs if not isinstance(v, core.Literal)}
-        return list(jax.core.eval_jaxpr(alone, (), *[known[v] for v in variables]))
+        env = {v: x for v, x in pairs if not isinstance(v, core.Literal)}
+        return list(jax.core.eval_jaxpr(alone, (), *[env[v] for v in variables]))
 
     return run
 
@@ -131,8 +131,8 @@ def _calls_itself(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> b
 
     def forward(operands: list[Any]) -> list[Any]:
         def of(*inner: Any) -> list[Any]:
-            known = dict(zip(taken, inner, strict=True))
-            return run([known.get(i, one) for i, one in enumerate(operands)])
+            replaced = dict(zip(taken, inner, strict=True))
+            return run([replaced.get(i, operand) for i, operand in enumerate(operands)])
 
         return list(jax.vjp(of, *[operands[i] for i in taken])[0])
 
@@ -179,9 +179,9 @@ def _solution(eqn: Any) -> Any:
     after = first + counts.solve + counts.transpose_solve
 
     def run(*operands: Any) -> list[Any]:
-        own = operands[first : first + counts.solve]
-        found = jax.core.eval_jaxpr(solve.jaxpr, solve.consts, *own, *operands[after:])
-        return list(found)
+        constants = operands[first : first + counts.solve]
+        outputs = jax.core.eval_jaxpr(solve.jaxpr, solve.consts, *constants, *operands[after:])
+        return list(outputs)
 
     return jax.make_jaxpr(run)(*[_shape(v.aval) for v in eqn.invars])
 
@@ -240,9 +240,9 @@ def _names(body: Any, count: int) -> tuple[str, ...]:
     info = getattr(getattr(body, "jaxpr", body), "debug_info", None)
     name, _, place = str(getattr(info, "func_src_info", "")).partition(" at ")
     file, _, line = place.rpartition(":")
-    found = getattr(info, "arg_names", None) or parameters_at(file, int(line or 0), name)
-    is_usable = len(found) == count == len({*found}) and all(map(_is_name, found))
-    return tuple(found) if is_usable else ()
+    names = getattr(info, "arg_names", None) or parameters_at(file, int(line or 0), name)
+    is_usable = len(names) == count == len({*names}) and all(map(_is_name, names))
+    return tuple(names) if is_usable else ()
 
 
 def _is_name(value: object) -> bool:

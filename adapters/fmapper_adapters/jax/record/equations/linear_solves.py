@@ -74,22 +74,22 @@ def _multiplies_transpose(jaxpr: Any) -> bool:
 def _steps(jaxpr: Any) -> list[Any]:
     """Returns the equations of a chain, in which each takes the results of the one before."""
     before = None
-    found = []
+    steps = []
     for eqn in jaxpr.eqns:
         if before is not None and [*eqn.invars] != [*before.outvars]:
             return [None]
         if eqn.primitive.name != "reduce_sum" or eqn.params["axes"]:
-            found.append(eqn)
+            steps.append(eqn)
         before = eqn
     is_whole = before is not None and jaxpr.outvars == before.outvars
-    return found if is_whole and found else [None]
+    return steps if is_whole and steps else [None]
 
 
 def _is_product(eqn: Any, operands: list[Any], wanted: Any) -> bool:
     if eqn is None or eqn.primitive.name != "dot_general" or [*eqn.invars] != operands:
         return False
-    found = eqn.params["dimension_numbers"]
-    return bool(tuple(tuple(tuple(map(int, one)) for one in pair) for pair in found) == wanted)
+    numbers = eqn.params["dimension_numbers"]
+    return bool(tuple(tuple(tuple(map(int, dims)) for dims in pair) for pair in numbers) == wanted)
 
 
 def _factors_of(value: Any, calls: Sequence[Call]) -> str:

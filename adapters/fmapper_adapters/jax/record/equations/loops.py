@@ -26,7 +26,7 @@ def calls_parts(eqn: Any, mark: str) -> bool:
 
 def _is_marked(jaxpr: Any, mark: str) -> bool:
     return any(
-        eqn.primitive.name == mark or any(_is_marked(one, mark) for one in inner_of(eqn))
+        eqn.primitive.name == mark or any(_is_marked(inner, mark) for inner in inner_of(eqn))
         for eqn in jaxpr.eqns
     )
 
@@ -34,8 +34,8 @@ def _is_marked(jaxpr: Any, mark: str) -> bool:
 def inner_of(eqn: Any) -> list[Any]:
     """Returns the jaxprs that an equation runs."""
     several = [v if isinstance(v, tuple | list) else (v,) for v in eqn.params.values()]
-    found = [getattr(one, "jaxpr", one) for values in several for one in values]
-    return [one for one in found if isinstance(one, core.Jaxpr)]
+    jaxprs = [getattr(value, "jaxpr", value) for values in several for value in values]
+    return [jaxpr for jaxpr in jaxprs if isinstance(jaxpr, core.Jaxpr)]
 
 
 def read_step(
@@ -62,24 +62,24 @@ def read_step(
     body = eqn.params["jaxpr"]
     kinds = [plain.kind(var.aval) for var in body.jaxpr.invars[counts[0] :]]
     given = tuple(emit("loop_begin", (carry, xs), options, kinds))
-    found = tuple(read(body, [*args[: counts[0]], *given]))
+    outputs = tuple(read(body, [*args[: counts[0]], *given]))
     results = [plain.kind(var.aval) for var in eqn.outvars]
-    after = given, found[: counts[1]], found[counts[1] :]
+    after = given, outputs[: counts[1]], outputs[counts[1] :]
     return emit("loop_end", after, options, results)
 
 
 def with_all(branches: tuple[Graph, ...], counts: list[int]) -> tuple[Graph, ...]:
     """Extends the inputs of each branch by the arrays of the others, so that all take the same."""
-    found = []
-    for own, branch in enumerate(branches):
+    result = []
+    for at, branch in enumerate(branches):
         names: list[str] = []
         kinds: list[Any] = []
         for other, count in enumerate(counts):
             part = branches[other]
             held = part.inputs[:count]
-            names += held if other == own else [f"{name}_of_{other}" for name in held]
+            names += held if other == at else [f"{name}_of_{other}" for name in held]
             kinds += part.kinds[:count]
-        count = counts[own]
+        count = counts[at]
         inputs = (*names, *branch.inputs[count:])
-        found.append(Graph(inputs, branch.calls, branch.outputs, (*kinds, *branch.kinds[count:])))
-    return tuple(found)
+        result.append(Graph(inputs, branch.calls, branch.outputs, (*kinds, *branch.kinds[count:])))
+    return tuple(result)

@@ -17,10 +17,10 @@ def has_derivatives(kind: tuple[str, Any]) -> bool:
 
 def number(value: Any) -> Any:
     """Returns an array of one element as a Python number."""
-    found = np.asarray(few_bits.in_bytes(value)) if hasattr(value, "dtype") else np.asarray(value)
-    if found.dtype.kind == "V" or found.dtype.name.startswith(("bfloat", "float8")):
-        found = found.astype(np.float64)
-    return found.item()
+    array = np.asarray(few_bits.in_bytes(value)) if hasattr(value, "dtype") else np.asarray(value)
+    if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8")):
+        array = array.astype(np.float64)
+    return array.item()
 
 
 def kind(aval: Any) -> tuple[str, tuple[int | str, ...]]:
@@ -31,8 +31,8 @@ def kind(aval: Any) -> tuple[str, tuple[int | str, ...]]:
 
 def path(eqn: Any, outer: str) -> str:
     """Returns the names of the scopes around an equation; Flax names modules by them."""
-    own = str(eqn.source_info.name_stack)
-    return "/".join(part for part in (outer, own) if part)
+    scopes = str(eqn.source_info.name_stack)
+    return "/".join(part for part in (outer, scopes) if part)
 
 
 def source(eqn: Any, within: tuple[str, int, int, str] | None = None) -> str:
@@ -53,11 +53,11 @@ def source(eqn: Any, within: tuple[str, int, int, str] | None = None) -> str:
             for frame in traceback.frames
             if frame.file_name == file and first <= frame.line_num <= last
         ]
-        own = [frame for frame in inside if frame.function_name.rpartition(".")[2] == name]
-        for frame in own or inside:
+        chosen = [frame for frame in inside if frame.function_name.rpartition(".")[2] == name]
+        for frame in chosen or inside:
             return f"{file}:{frame.line_num}"
     lines = [f for f in traceback.frames if not frames.is_of_jax(f.file_name)]
     if within is not None:
         return f"{lines[0].file_name}:{lines[0].line_num}" if lines else ""
-    own = [f for f in lines if not frames.is_of_library(f.file_name)] or lines
-    return f"{own[0].file_name}:{own[0].line_num}" if own else ""
+    chosen = [f for f in lines if not frames.is_of_library(f.file_name)] or lines
+    return f"{chosen[0].file_name}:{chosen[0].line_num}" if chosen else ""

@@ -48,17 +48,19 @@ def _bcoo_product(
     # Each dimension has a number: those of the left operand, then the free ones of the right one.
     left = list(range(len(shape)))
     right = [len(shape) + d for d in range(rhs.ndim)]
-    for own, other in zip((*left_summed, *left_batch), (*right_summed, *right_batch), strict=True):
-        right[other] = own
+    for left_dim, other in zip(
+        (*left_summed, *left_batch), (*right_summed, *right_batch), strict=True
+    ):
+        right[other] = left_dim
     dtype = preferred_element_type or jnp.result_type(data, rhs)
     data = jnp.broadcast_to(data.astype(dtype), (*shape[:batch], *data.shape[batch:]))
     indices = jnp.broadcast_to(indices, (*shape[:batch], *indices.shape[batch:]))
-    found, numbers = _sum_dims(
+    product, numbers = _sum_dims(
         (data, indices, rhs.astype(dtype)), shape, left, right, set(left_summed)
     )
     free = [d for d in left if d not in left_summed and d not in left_batch]
     order = [*left_batch, *free, *(d for d in right if d >= len(shape))]
-    return jnp.transpose(found, [numbers.index(d) for d in order])
+    return jnp.transpose(product, [numbers.index(d) for d in order])
 
 
 def _sum_dims(
@@ -77,13 +79,13 @@ def _sum_dims(
     axis = right.index(first) if first in right else None
     inner = [d for d in right if d != first]
 
-    def one(*arrays: Any) -> Any:
-        found, below = _sum_dims(arrays, shape, left[1:], inner, summed)
+    def row(*arrays: Any) -> Any:
+        product, below = _sum_dims(arrays, shape, left[1:], inner, summed)
         numbers[:] = below
-        return found
+        return product
 
-    found = jax.vmap(one, in_axes=(0, 0, axis))(data, indices, rhs)
-    return (found.sum(0), numbers) if first in summed else (found, [first, *numbers])
+    product = jax.vmap(row, in_axes=(0, 0, axis))(data, indices, rhs)
+    return (product.sum(0), numbers) if first in summed else (product, [first, *numbers])
 
 
 def _of_one(

@@ -64,7 +64,7 @@ class PartCalls:
 
     def call(
         self, path: str, owner: Any, function: Callable[..., Any], args: Any, kwargs: Any,
-        run: Callable[..., Any], own: Mapping[str, Any] | None = None,
+        run: Callable[..., Any], held: Mapping[str, Any] | None = None,
         within: tuple[int, str] | None = None, kind: str = "",
     ) -> Any:  # fmt: skip
         """Calls a part between two marks.
@@ -76,7 +76,7 @@ class PartCalls:
             args: The positional arguments.
             kwargs: The keyword arguments.
             run: The function to call.
-            own: The part's arrays by name, if these determine its path.
+            held: The part's arrays by name, if these determine its path.
             within: The call of the enclosing part, and the path within that part, if `path` is
                 empty.
             kind: The name of its class, for functions of containers.
@@ -86,7 +86,7 @@ class PartCalls:
         at = len(self.noted)
         noted: dict[str, Any] = {
             "path": path,
-            "own": [*(own or {})],
+            "held": [*(held or {})],
             "within": within,
             "type": kind or f"{type(owner).__module__}.{type(owner).__qualname__}",
             "is_function": bool(kind),
@@ -99,8 +99,8 @@ class PartCalls:
         self.noted.append(noted)
         arrays = _Arrays()
         arrays.see((args, kwargs))
-        given = mark.bind(*arrays.found, *(own or {}).values(), part=at, ends=False)
-        arrays.put(given[: len(arrays.found)])
+        given = mark.bind(*arrays.values, *(held or {}).values(), part=at, ends=False)
+        arrays.put(given[: len(arrays.values)])
         by_name = arguments_of(function, args, kwargs)
         noted["arguments"] = {
             name: arrays.argument(value) for name, value in by_name.values.items()
@@ -116,7 +116,7 @@ class PartCalls:
             self._lines.pop()
         arrays = _Arrays()
         arrays.see(result)
-        arrays.put(mark.bind(*arrays.found, part=at, ends=True))
+        arrays.put(mark.bind(*arrays.values, part=at, ends=True))
         plain, state = split_output(result)
         noted["result"] = arrays.structure(plain)
         noted["gives_state"] = state is not None
@@ -128,7 +128,7 @@ class PartScopes(PartCalls):
 
     def call(
         self, path: str, owner: Any, function: Callable[..., Any], args: Any, kwargs: Any,
-        run: Callable[..., Any], own: Mapping[str, Any] | None = None,
+        run: Callable[..., Any], held: Mapping[str, Any] | None = None,
         within: tuple[int, str] | None = None, kind: str = "",
     ) -> Any:  # fmt: skip
         """Calls a part within a scope of its path."""
@@ -140,15 +140,15 @@ class PartScopes(PartCalls):
 
 def part_in(scopes: str) -> str:
     """Returns the path of the innermost part in the names of scopes; the names if there is none."""
-    found: list[str] = re.findall(r"@([^/()]+)", scopes)
-    return found[-1] if found else scopes
+    paths: list[str] = re.findall(r"@([^/()]+)", scopes)
+    return paths[-1] if paths else scopes
 
 
 class _Arrays:
     """The arrays in arguments or results, and their replacements."""
 
     def __init__(self) -> None:
-        self.found: list[Any] = []
+        self.values: list[Any] = []
         self._at: dict[int, int] = {}
         self._new: list[Any] = []
 
@@ -156,8 +156,8 @@ class _Arrays:
         """Finds the arrays in tuples, lists and dicts."""
         if isinstance(value, jax.core.Tracer):
             if id(value) not in self._at:
-                self._at[id(value)] = len(self.found)
-                self.found.append(value)
+                self._at[id(value)] = len(self.values)
+                self.values.append(value)
         elif isinstance(value, tuple | list):
             for inner in value:
                 self.see(inner)
@@ -174,10 +174,10 @@ class _Arrays:
         if isinstance(value, jax.core.Tracer):
             return self._new[self._at[id(value)]]
         if isinstance(value, tuple | list):
-            inner = [self.rebuilt(one) for one in value]
+            inner = [self.rebuilt(item) for item in value]
             return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)
         if type(value) is dict:
-            return {key: self.rebuilt(one) for key, one in value.items()}
+            return {key: self.rebuilt(item) for key, item in value.items()}
         return value
 
     def structure(self, value: Any) -> Any:
@@ -194,8 +194,8 @@ class _Arrays:
 
     def argument(self, value: Any) -> Any:
         """Returns an argument as plain data."""
-        found = self.structure(value)
-        return Other() if found is None and value is not None else found
+        data = self.structure(value)
+        return Other() if data is None and value is not None else data
 
 
 class _Recording:
@@ -228,17 +228,17 @@ def call_and_note(
     calls = _Recording.calls
     if calls is None:
         return run(*args, **kwargs)
-    known = inspect.unwrap(function) if callable(function) else function
-    known = known if hasattr(known, "__qualname__") else type(known)  # such as `jax.vmap(model)`
-    name = known.__qualname__.removesuffix(".__call__")
-    calls.types.setdefault("", f"{known.__module__}.{name}")
+    callee = inspect.unwrap(function) if callable(function) else function
+    callee = callee if hasattr(callee, "__qualname__") else type(callee)  # such as `jax.vmap(model)`
+    name = callee.__qualname__.removesuffix(".__call__")
+    calls.types.setdefault("", f"{callee.__module__}.{name}")
     calls.first_paths.setdefault("", "")
     bound = functools.partial(function, *[None] * skipped) if function else run
     at = len(calls.noted)
-    found = calls.call("", None, bound, args, kwargs, run)
+    output = calls.call("", None, bound, args, kwargs, run)
     for key in options:
         calls.noted[at]["arguments"].pop(key, None)
-    return found
+    return output
 
 
 def is_noting() -> bool:
@@ -247,7 +247,7 @@ def is_noting() -> bool:
 
 
 def note_call(
-    path: str, owner: Any, method: Any, args: Any, kwargs: Any, run: Any, own: Mapping[str, Any]
+    path: str, owner: Any, method: Any, args: Any, kwargs: Any, run: Any, held: Mapping[str, Any]
 ) -> Any:
     """Calls a method of a part, and records the call.
 
@@ -258,7 +258,7 @@ def note_call(
         args: The positional arguments.
         kwargs: The keyword arguments.
         run: The function to call.
-        own: Its arrays by their names in it.
+        held: Its arrays by their names in it.
     """
     calls = _Recording.calls
     assert calls is not None
@@ -266,17 +266,17 @@ def note_call(
         calls.types.setdefault(path, f"{type(owner).__module__}.{type(owner).__qualname__}")
         calls.first_paths.setdefault(path, path)
     bound = functools.partial(inspect.unwrap(method), owner)
-    own = {name: x for name, x in own.items() if isinstance(x, jax.core.Tracer)}
-    return calls.call(path, owner, bound, args, kwargs, run, own)
+    held = {name: x for name, x in held.items() if isinstance(x, jax.core.Tracer)}
+    return calls.call(path, owner, bound, args, kwargs, run, held)
 
 
 def note_function(
-    owner: Any, function: Any, args: Any, kwargs: Any, run: Any, own: Mapping[str, Any], kind: str
+    owner: Any, function: Any, args: Any, kwargs: Any, run: Any, held: Mapping[str, Any], kind: str
 ) -> Any:
     """Calls a function of a container of arrays, and records the call as one of a part."""
     calls = _Recording.calls
     assert calls is not None
-    return calls.call("", owner, function, args, kwargs, run, own, kind=kind)
+    return calls.call("", owner, function, args, kwargs, run, held, kind=kind)
 
 
 @contextlib.contextmanager
@@ -303,7 +303,7 @@ def watch(parts: Callable[[], Iterable[tuple[str, Any]]]) -> Iterator[None]:
     try:
         for cls in {type(part) for part in kept}:
             for owner, name in frames.methods_of(cls):
-                if not any(one[:2] == (owner, name) for one in changed):
+                if not any(entry[:2] == (owner, name) for entry in changed):
                     original = vars(owner)[name]
                     changed.append((owner, name, original))
                     type.__setattr__(owner, name, _wrap_call(original, paths, others))
@@ -335,23 +335,23 @@ def _wrap_call(
         bound = functools.partial(function, self)
         if path is not None:
             return calls.call(path, self, bound, args, kwargs, run)
-        own = closure.traced_arrays(self)
-        known = others.get(id(self))
-        if not own and known is None:
+        held = closure.traced_arrays(self)
+        outer = others.get(id(self))
+        if not held and outer is None:
             return run(*args, **kwargs)
         for inner, part in closure.objects_at(self):
             others.setdefault(id(part), (part, len(calls.noted), inner))
-        within = None if known is None else known[1:]
-        return calls.call("", self, bound, args, kwargs, run, own, within)
+        within = None if outer is None else outer[1:]
+        return calls.call("", self, bound, args, kwargs, run, held, within)
 
     return method
 
 
 def _code_of(function: Any) -> Any:
     """Returns the Python function behind a callable; None if unknown."""
-    found = inspect.unwrap(getattr(function, "func", function))
-    found = getattr(found, "__func__", found)
-    return found if isinstance(found, types.FunctionType) else None
+    inner = inspect.unwrap(getattr(function, "func", function))
+    inner = getattr(inner, "__func__", inner)
+    return inner if isinstance(inner, types.FunctionType) else None
 
 
 def _lines(function: Any) -> tuple[str, int, int, str] | None:
@@ -377,8 +377,10 @@ def _caller(within: tuple[str, int, int, str] | None) -> str:
                 return f"{file}:{frame.f_lineno}"
             frame = frame.f_back
             continue
-        own = frames.is_of_jax(file) or frames.is_of_library(file) or frames.is_of_python(file)
-        if not own:
+        is_library = (
+            frames.is_of_jax(file) or frames.is_of_library(file) or frames.is_of_python(file)
+        )
+        if not is_library:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

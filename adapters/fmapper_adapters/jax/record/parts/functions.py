@@ -58,17 +58,17 @@ def _own_function(value: Any) -> types.FunctionType | None:
 
 def _spaces(function: types.FunctionType | None) -> list[dict[str, Any]]:
     """Returns the globals of a function of the user's, and of the functions that these contain."""
-    found: list[dict[str, Any]] = []
+    spaces: list[dict[str, Any]] = []
     function = _own_function(function)
     todo = [] if function is None else [function.__globals__]
     while todo:
         space = todo.pop()
-        if any(space is one for one in found):
+        if any(space is other for other in spaces):
             continue
-        found.append(space)
+        spaces.append(space)
         inner = map(_own_function, space.values())
-        todo += [one.__globals__ for one in inner if one is not None]
-    return found
+        todo += [other.__globals__ for other in inner if other is not None]
+    return spaces
 
 
 def _wrap(function: types.FunctionType, held: dict[int, Any]) -> Callable[..., Any]:
@@ -90,8 +90,8 @@ def _wrap(function: types.FunctionType, held: dict[int, Any]) -> Callable[..., A
                 return function(*rest, **named, **{at: owner})
             return function(*rest[:at], owner, *rest[at:], **named)
 
-        rest = tuple(one for i, one in enumerate(args) if i != at)
-        named = {key: one for key, one in kwargs.items() if key != at}
+        rest = tuple(argument for i, argument in enumerate(args) if i != at)
+        named = {key: argument for key, argument in kwargs.items() if key != at}
         kind = f"{function.__module__}.{class_name(function.__name__)}"
         return calls.note_function(owner, stub, rest, named, run, _arrays_in(owner), kind)
 
@@ -101,16 +101,16 @@ def _wrap(function: types.FunctionType, held: dict[int, Any]) -> Callable[..., A
 def _holds_some(value: Any, held: dict[int, Any]) -> bool:
     if callable(value) or isinstance(value, jax.core.Tracer):  # calls of models are recorded anyway
         return False
-    return any(id(one) in held for one in _arrays_in(value).values())
+    return any(id(array) in held for array in _arrays_in(value).values())
 
 
 def _arrays_in(value: Any) -> dict[str, Any]:
     """Returns the arrays in a container that are being traced, by name."""
-    found = {}
+    arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
         if isinstance(leaf, jax.core.Tracer):
-            found[jax.tree_util.keystr(path, simple=True, separator=".")] = leaf
-    return found
+            arrays[jax.tree_util.keystr(path, simple=True, separator=".")] = leaf
+    return arrays
 
 
 def _without(function: types.FunctionType, at: int | str) -> Callable[..., Any] | None:
@@ -122,7 +122,7 @@ def _without(function: types.FunctionType, at: int | str) -> Callable[..., Any] 
     """
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
-    names = [one.name for one in parameters if one.kind in _NAMED]
+    names = [parameter.name for parameter in parameters if parameter.kind in _NAMED]
     number = names.index(at) if isinstance(at, str) and at in names else at
     if not isinstance(number, int) or number >= len(names):
         return None
@@ -130,7 +130,7 @@ def _without(function: types.FunctionType, at: int | str) -> Callable[..., Any] 
     @functools.wraps(function)
     def stub(*args: Any, **kwargs: Any) -> None: ...
 
-    kept = [one for one in parameters if one.name != names[number]]
+    kept = [parameter for parameter in parameters if parameter.name != names[number]]
     stub.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
     return stub
 

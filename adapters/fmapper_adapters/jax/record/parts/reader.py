@@ -42,8 +42,8 @@ class PartReader:
 
     def own_names(self, at: int) -> Sequence[str]:
         """Returns the names of the arrays of a called part whose path is not known."""
-        own: Sequence[str] = self._calls.noted[at]["own"]
-        return own
+        names: Sequence[str] = self._calls.noted[at]["held"]
+        return names
 
     def see(self, at: int, ends: bool, values: list[Any]) -> None:
         """Reads a mark: a call begins or ends."""
@@ -52,8 +52,8 @@ class PartReader:
         def value(ref: Any) -> Any:
             if not isinstance(ref, Ref):
                 return ref
-            found = values[int(ref.name)]
-            return getattr(found, "value", found) if not isinstance(found, Ref) else found
+            result = values[int(ref.name)]
+            return getattr(result, "value", result) if not isinstance(result, Ref) else result
 
         if not ends:
             path = self._path(noted, values)
@@ -72,7 +72,7 @@ class PartReader:
             self._open.append(made)
             self.done.append(made)
             return
-        if all(one["at"] != at for one in self._open):
+        if all(entry["at"] != at for entry in self._open):
             return  # it began in code that JAX eliminated
         while self._open[-1]["at"] != at:
             self._open.pop()
@@ -82,22 +82,22 @@ class PartReader:
     def _path(self, noted: Mapping[str, Any], values: Sequence[Any]) -> str | None:
         """Returns the noted path of a submodule, or finds it by its arrays; None if unknown."""
         path: str = noted["path"]
-        own = noted["own"]
-        if not own and noted["within"] is None:
+        names = noted["held"]
+        if not names and noted["within"] is None:
             return path
-        found = Counter(
+        paths = Counter(
             target.removesuffix(f".{name}")
-            for name, value in zip(own, values[len(values) - len(own) :], strict=True)
+            for name, value in zip(names, values[len(values) - len(names) :], strict=True)
             for target in [self._targets.get(value.name, "") if isinstance(value, Ref) else ""]
             if target.endswith(f".{name}")
         )
         if noted["is_function"]:
-            return self._container(noted, found)
-        if found:
-            path = found.most_common(1)[0][0]
+            return self._container(noted, paths)
+        if paths:
+            path = paths.most_common(1)[0][0]
         elif noted["within"] is not None:
             at, inner = noted["within"]
-            outer = next((one.get("path") for one in self._open if one["at"] == at), None)
+            outer = next((entry.get("path") for entry in self._open if entry["at"] == at), None)
             path = f"{outer}.{inner}" if outer else ""
         elif not any(target.startswith(f"{path}.") for target in self._targets.values()):
             path = ""
@@ -105,11 +105,11 @@ class PartReader:
             self.types[path] = noted["type"]
         return path or None
 
-    def _container(self, noted: Mapping[str, Any], found: Counter[str]) -> str | None:
+    def _container(self, noted: Mapping[str, Any], paths: Counter[str]) -> str | None:
         """Returns the path of the container that a function takes, if it is one of the model's."""
-        if len(found) != 1 or found.total() != len(noted["own"]):
+        if len(paths) != 1 or paths.total() != len(noted["held"]):
             return None  # not a container of the model, or a changed one
-        (path,) = found
+        (path,) = paths
         functions = self._functions.setdefault(path, [])
         if noted["lines"][-1] not in functions:
             functions.append(noted["lines"][-1])
@@ -118,19 +118,25 @@ class PartReader:
 
     def parts(self) -> tuple[Part, ...]:
         """Returns the calls."""
-        found = []
-        for one in self.done:
-            if "result" not in one:
+        parts = []
+        for entry in self.done:
+            if "result" not in entry:
                 continue
-            noted = self._calls.noted[one["at"]]
-            given = one["name"], one["path"], one["parent"], one["arguments"], one["result"]
-            name = noted["lines"][-1] if noted["lines"] and one["path"] else ""
+            noted = self._calls.noted[entry["at"]]
+            given = (
+                entry["name"],
+                entry["path"],
+                entry["parent"],
+                entry["arguments"],
+                entry["result"],
+            )
+            name = noted["lines"][-1] if noted["lines"] and entry["path"] else ""
             method = name if name.isidentifier() and name != "__call__" else ""
-            if noted["is_function"] and len(self._functions[one["path"]]) == 1:
+            if noted["is_function"] and len(self._functions[entry["path"]]) == 1:
                 method = ""
             beside = noted["source"], noted["prefix"], noted["positional"], method
-            told = noted["settings"]
-            settings = {"numbers": told.numbers, "code": told.code, "words": told.words}
-            part = Part(*given, *beside, noted["other_names"], **settings, defaults=told.defaults)
-            found.append(part)
-        return tuple(found)
+            facts = noted["settings"]
+            settings = {"numbers": facts.numbers, "code": facts.code, "words": facts.words}
+            part = Part(*given, *beside, noted["other_names"], **settings, defaults=facts.defaults)
+            parts.append(part)
+        return tuple(parts)

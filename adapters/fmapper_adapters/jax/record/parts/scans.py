@@ -92,7 +92,7 @@ def _identity(
         return None
     for numbers in itertools.product((0, 1), repeat=len(given)):
         first = [np.full(x.shape, k, x.dtype) for x, k in zip(given, numbers, strict=True)]
-        if all(_is_equal(_run(combine, first, one), one) for one in examples):
+        if all(_is_equal(_run(combine, first, example), example) for example in examples):
             return numbers
     return None
 
@@ -108,8 +108,8 @@ def _are_same(
     examples: list[list[Any]],
 ) -> bool:  # fmt: skip
     """Returns whether a function combines elements in the same way without their axis."""
-    one, other = _run(combine, *examples[:2]), _run(rows_of, *examples[:2])
-    return other is not None and _is_equal(one, other)
+    first, second = _run(combine, *examples[:2]), _run(rows_of, *examples[:2])
+    return second is not None and _is_equal(first, second)
 
 
 def _run(function: Callable[..., list[Any]], *given: list[Any]) -> list[Any] | None:

@@ -63,36 +63,38 @@ def places(
         dropped: Dimensions of the operand that windows do not have.
         checked: Whether to ask which windows are in bounds.
     """
-    found = Places(batch=tuple(indices.shape[:-1]))
+    positions = Places(batch=tuple(indices.shape[:-1]))
     components = _components(indices, len(start_map))
     for d, (size, width) in enumerate(zip(sizes, slice_sizes, strict=True)):
         if d in batching:
             place = index_batching[list(batching).index(d)]
-            view = [1] * len(found.batch)
+            view = [1] * len(positions.batch)
             view[place] = -1
-            found.batching[d] = place
-            found.at[d] = _indices.steps(size).view(view) if len(view) > 1 else _indices.steps(size)
+            positions.batching[d] = place
+            positions.at[d] = (
+                _indices.steps(size).view(view) if len(view) > 1 else _indices.steps(size)
+            )
             continue
         if d not in dropped:
-            found.windows.append(d)
+            positions.windows.append(d)
         if d not in start_map:
             if are_equal(size, width):
-                found.whole.append(d)
+                positions.whole.append(d)
             else:
-                found.at[d], found.widths[d] = 0, width
+                positions.at[d], positions.widths[d] = 0, width
             continue
         raw = _indices.index(components[list(start_map).index(d)], dtype)
         if checked:
             high = size - width
             inside = raw == 0 if are_equal(size, width) else (raw >= 0) & (raw <= high)
-            found.valid = inside if found.valid is None else found.valid & inside
+            positions.valid = inside if positions.valid is None else positions.valid & inside
         if d not in dropped and are_equal(size, width):
-            found.whole.append(d)
+            positions.whole.append(d)
             continue
-        found.at[d] = torch.clamp(raw, 0, size - width)
+        positions.at[d] = torch.clamp(raw, 0, size - width)
         if d not in dropped:
-            found.widths[d] = width
-    return found
+            positions.widths[d] = width
+    return positions
 
 
 def _components(indices: Any, count: int) -> list[Any]:
@@ -118,19 +120,19 @@ def _without_last(x: Any) -> Any:
     return x.squeeze(-1)
 
 
-def index_tensors(found: Places) -> tuple[list[int], list[Any], list[int]]:
+def index_tensors(positions: Places) -> tuple[list[int], list[Any], list[int]]:
     """Returns the indexed dimensions, an index for each, and those that have a width above 1.
 
     The indices have the batch dimensions, and after them one for each width.
     """
-    dims = sorted(found.at)
-    wide = [d for d in dims if not are_equal(found.widths.get(d, 1), 1)]
+    dims = sorted(positions.at)
+    wide = [d for d in dims if not are_equal(positions.widths.get(d, 1), 1)]
     tensors = []
     for d in dims:
-        at = found.at[d]
+        at = positions.at[d]
         if d in wide:
             k = wide.index(d)
-            reach = _indices.steps(found.widths[d])
+            reach = _indices.steps(positions.widths[d])
             reach = reach.view((-1, *[1] * (len(wide) - k - 1))) if k < len(wide) - 1 else reach
             tensors.append(_with_last(at, len(wide)) + reach)
         else:
@@ -160,7 +162,7 @@ def gather(
     numbers = dimension_numbers
     offsets = tuple(numbers["offset_dims"])
     batching = numbers["operand_batching_dims"]
-    found = places(
+    positions = places(
         x.shape,
         indices,
         avals.operands[1][0],
@@ -171,11 +173,11 @@ def gather(
         {*numbers["collapsed_slice_dims"], *batching},
         checked=mode in ("fill_or_drop", "fill"),
     )
-    rank = len(found.batch) + len(offsets)
+    rank = len(positions.batch) + len(offsets)
     batch_places = [i for i in range(rank) if i not in offsets]
-    result, labels = _take(x, found)
+    result, labels = _take(x, positions)
     wanted: list[Any] = [None] * rank
-    for place, d in zip(offsets, found.windows, strict=True):
+    for place, d in zip(offsets, positions.windows, strict=True):
         wanted[place] = ("window", d)
     for i, place in enumerate(batch_places):
         wanted[place] = ("batch", i)
@@ -183,9 +185,9 @@ def gather(
     for place, label in enumerate(wanted):
         if label not in labels:
             result = result.unsqueeze(place)
-    if found.valid is None:
+    if positions.valid is None:
         return result
-    mask = found.valid
+    mask = positions.valid
     if mask.ndim:
         for place in sorted(offsets):
             mask = mask.unsqueeze(place)
@@ -204,36 +206,41 @@ def _fill_value(value: Any, dtype: str) -> Any:
     return types.carried_number(value, dtype)
 
 
-def _take(x: Any, found: Places) -> tuple[Any, list[Any]]:
+def _take(x: Any, positions: Places) -> tuple[Any, list[Any]]:
     """Returns the windows, and the meaning of each of their dimensions."""
-    dims, tensors, wide = index_tensors(found)
-    rank = len(found.batch)
+    dims, tensors, wide = index_tensors(positions)
+    rank = len(positions.batch)
     batch = [("batch", i) for i in range(rank)]
     if not dims:
-        sizes = (*found.batch, *x.shape)
+        sizes = (*positions.batch, *x.shape)
         return (x.expand(sizes) if rank else x), [*batch, *(("window", d) for d in range(x.ndim))]
     rest = [d for d in range(x.ndim) if d not in dims]
-    if len(dims) == 1 and isinstance(found.at[dims[0]], int):
+    if len(dims) == 1 and isinstance(positions.at[dims[0]], int):
         (d,) = dims
-        x, labels = torch.narrow(x, d, 0, found.widths[d]), [("window", i) for i in range(x.ndim)]
-        return (x.expand((*found.batch, *x.shape)) if rank else x), [*batch, *labels]
+        x, labels = (
+            torch.narrow(x, d, 0, positions.widths[d]),
+            [("window", i) for i in range(x.ndim)],
+        )
+        return (x.expand((*positions.batch, *x.shape)) if rank else x), [*batch, *labels]
     if len(dims) == 1:
         return _take_along(x, dims[0], tensors[0], [*batch, *(("window", d) for d in wide)])
-    along = _along_axis(found, dims, rest)
+    along = _along_axis(positions, dims, rest)
     if along is not None:
         d, position = along
-        order = dict(zip(found.batching.values(), found.batching, strict=True)) | {position: d}
+        order = dict(zip(positions.batching.values(), positions.batching, strict=True)) | {
+            position: d
+        }
         x = permute(x, [order[i] for i in range(rank)])
-        return torch.gather(x, position, found.at[d]), batch
+        return torch.gather(x, position, positions.at[d]), batch
     result = permute(x, [*dims, *rest])[tuple(tensors)]
     labels = [*batch, *(("window", d) for d in wide), *(("window", d) for d in rest)]
     return result, labels
 
 
-def _take_along(x: Any, d: int, at: Any, own: list[Any]) -> tuple[Any, list[Any]]:
+def _take_along(x: Any, d: int, at: Any, middle: list[Any]) -> tuple[Any, list[Any]]:
     """Returns rows along one dimension, by an index of any shape."""
     before, after = range(d), range(d + 1, x.ndim)
-    labels = [*(("window", i) for i in before), *own, *(("window", i) for i in after)]
+    labels = [*(("window", i) for i in before), *middle, *(("window", i) for i in after)]
     if at.ndim == 1:
         return torch.index_select(x, d, at), labels
     if at.ndim == 0:
@@ -244,12 +251,14 @@ def _take_along(x: Any, d: int, at: Any, own: list[Any]) -> tuple[Any, list[Any]
     return taken.unflatten(d, tuple(at.shape)), labels
 
 
-def _along_axis(found: Places, dims: list[int], rest: list[int]) -> tuple[int, int] | None:
+def _along_axis(positions: Places, dims: list[int], rest: list[int]) -> tuple[int, int] | None:
     """Recognises `torch.gather`: returns the dimension and its place, else None."""
-    single = [d for d in dims if d not in found.batching]
-    if rest or len(single) != 1 or len(dims) != len(found.batch) or len(dims) == 1:
+    single = [d for d in dims if d not in positions.batching]
+    if rest or len(single) != 1 or len(dims) != len(positions.batch) or len(dims) == 1:
         return None
-    if isinstance(found.at[single[0]], int) or not are_equal(found.widths.get(single[0], 1), 1):
+    if isinstance(positions.at[single[0]], int) or not are_equal(
+        positions.widths.get(single[0], 1), 1
+    ):
         return None
-    (place,) = set(range(len(dims))) - set(found.batching.values())
+    (place,) = set(range(len(dims))) - set(positions.batching.values())
     return single[0], place

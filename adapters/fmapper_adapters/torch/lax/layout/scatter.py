@@ -79,7 +79,7 @@ def rows(
     kept = [d for d in range(x.ndim) if d not in dropped]
     place = dict(zip(kept, window_dims, strict=True))
     widths = [1 if d in dropped else updates.shape[place[d]] for d in range(x.ndim)]
-    found = places(
+    positions = places(
         x.shape,
         indices,
         avals.operands[1][0],
@@ -90,9 +90,9 @@ def rows(
         dropped,
         checked=mode != "clip",
     )
-    dims, tensors, wide = index_tensors(found)
+    dims, tensors, wide = index_tensors(positions)
     rest = [d for d in range(x.ndim) if d not in dims]
-    rank = len(found.batch)
+    rank = len(positions.batch)
     batch_dims = [i for i in range(updates.ndim) if i not in window_dims]
     single = [place[d] for d in dims if d in place and d not in wide]
     order = [*batch_dims, *single, *(place[d] for d in wide), *(place[d] for d in rest)]
@@ -109,7 +109,7 @@ def rows(
     at = (
         current().make(torch.full, (product(lead),), at) if isinstance(at, int) else _flat(at, lead)
     )
-    valid = found.valid
+    valid = positions.valid
     if valid is not None:
         valid = valid.reshape((*valid.shape, *[1] * len(wide))) if wide else valid
         valid = _flat(valid, lead)
@@ -117,7 +117,7 @@ def rows(
     def whole(result: Any) -> Any:
         return permute(unflatten(result, 0, sizes), inverse([*dims, *rest]))
 
-    alone = are_equal(product(found.batch), 1)
+    alone = are_equal(product(positions.batch), 1)
     return Rows(operand, at, updates, valid, unique_indices or alone, whole)
 
 
@@ -129,15 +129,15 @@ def _flat(x: Any, lead: tuple[Any, ...]) -> Any:
     return flatten(x, 0, len(lead))
 
 
-def write(found: Rows, updates: Any) -> Any:
+def write(scatter: Rows, updates: Any) -> Any:
     """Replaces rows of the operand; updates out of bounds go to an extra row."""
-    at, operand = found.at, found.operand
-    if found.valid is None and found.distinct:
+    at, operand = scatter.at, scatter.operand
+    if scatter.valid is None and scatter.distinct:
         return torch.index_copy(operand, 0, at, updates)
     count = operand.shape[0]
-    if found.valid is not None:
-        at = torch.where(found.valid, at, count)
-    if not found.distinct:
+    if scatter.valid is not None:
+        at = torch.where(scatter.valid, at, count)
+    if not scatter.distinct:
         at = torch.where(_last_of_each(at, count), at, count)
     padding = [0, 0] * (operand.ndim - 1) + [0, 1]
     longer = torch.constant_pad_nd(operand, padding, 0)
@@ -151,39 +151,39 @@ def _last_of_each(at: Any, count: Any) -> Any:
     return torch.index_select(last, 0, at) == order
 
 
-def _replace(found: Rows, update: Graph | None, avals: Avals) -> Any:
+def _replace(scatter: Rows, update: Graph | None, avals: Avals) -> Any:
     if update is None or _gives_the_update(update):
-        return write(found, found.updates)
-    if found.distinct:
-        before = torch.index_select(found.operand, 0, found.at)
-        (after,) = element_functions.apply(update, (before, found.updates))
-        return write(found, after)
-    return _in_turn(found, update)
+        return write(scatter, scatter.updates)
+    if scatter.distinct:
+        before = torch.index_select(scatter.operand, 0, scatter.at)
+        (after,) = element_functions.apply(update, (before, scatter.updates))
+        return write(scatter, after)
+    return _in_turn(scatter, update)
 
 
 def _gives_the_update(graph: Graph) -> bool:
     return getattr(graph.outputs[0], "name", None) == graph.inputs[1]
 
 
-def _in_turn(found: Rows, graph: Graph) -> Any:
+def _in_turn(scatter: Rows, graph: Graph) -> Any:
     """Updates by a function of elements, one after the other.
 
     Raises:
         ConversionError: There are too many for that.
     """
-    count = found.at.shape[0]
+    count = scatter.at.shape[0]
     if not isinstance(count, int) or count > _MOST_IN_TURN:
         raise ConversionError(
             f"scatter with a custom function, for {count} indices that may be equal; pass "
             f"unique_indices=True if none are"
         )
-    operand = found.operand
+    operand = scatter.operand
     for i in range(count):
-        at = torch.narrow(found.at, 0, i, 1)
+        at = torch.narrow(scatter.at, 0, i, 1)
         before = torch.index_select(operand, 0, at)
-        (after,) = element_functions.apply(graph, (before, torch.narrow(found.updates, 0, i, 1)))
-        if found.valid is not None:
-            after = torch.where(torch.narrow(found.mask, 0, i, 1), after, before)
+        (after,) = element_functions.apply(graph, (before, torch.narrow(scatter.updates, 0, i, 1)))
+        if scatter.valid is not None:
+            after = torch.where(torch.narrow(scatter.mask, 0, i, 1), after, before)
         operand = torch.index_copy(operand, 0, at, after)
     return operand
 
@@ -208,83 +208,83 @@ def _register(name: str, combine: Combine) -> None:
     ) -> Any:
         if 0 in updates.shape or 0 in x.shape:
             return x
-        found = rows(x, indices, updates, dimension_numbers, mode, unique_indices, avals)
-        return found.whole(combine(found, update_jaxpr, avals))
+        scatter = rows(x, indices, updates, dimension_numbers, mode, unique_indices, avals)
+        return scatter.whole(combine(scatter, update_jaxpr, avals))
 
 
-def _add(found: Rows, update: Graph | None, avals: Avals, alpha: int = 1) -> Any:
-    if found.operand.dtype is torch.bool:
-        return _reduce(found, "amax", False)
-    updates = found.updates
-    if found.valid is not None:
+def _add(scatter: Rows, update: Graph | None, avals: Avals, alpha: int = 1) -> Any:
+    if scatter.operand.dtype is torch.bool:
+        return _reduce(scatter, "amax", False)
+    updates = scatter.updates
+    if scatter.valid is not None:
         # adding 0.0 would make 0.0 of -0.0
         nothing = 0 if not updates.is_floating_point() else (-0.0 if alpha == 1 else 0.0)
-        updates = torch.where(found.mask, updates, nothing)
+        updates = torch.where(scatter.mask, updates, nothing)
     if alpha == 1:
-        return torch.index_add(found.operand, 0, found.at, updates)
-    return torch.index_add(found.operand, 0, found.at, updates, alpha=alpha)
+        return torch.index_add(scatter.operand, 0, scatter.at, updates)
+    return torch.index_add(scatter.operand, 0, scatter.at, updates, alpha=alpha)
 
 
-def _subtract(found: Rows, update: Graph | None, avals: Avals) -> Any:
-    return _add(found, update, avals, -1)
+def _subtract(scatter: Rows, update: Graph | None, avals: Avals) -> Any:
+    return _add(scatter, update, avals, -1)
 
 
-def _multiply(found: Rows, update: Graph | None, avals: Avals) -> Any:
-    if found.operand.dtype is torch.bool:
-        return _reduce(found, "amin", True)
-    if found.operand.is_complex():
-        return _combine_by(found, torch.mul)
-    return _reduce(found, "prod", 1)
+def _multiply(scatter: Rows, update: Graph | None, avals: Avals) -> Any:
+    if scatter.operand.dtype is torch.bool:
+        return _reduce(scatter, "amin", True)
+    if scatter.operand.is_complex():
+        return _combine_by(scatter, torch.mul)
+    return _reduce(scatter, "prod", 1)
 
 
-def _reduce(found: Rows, how: str, nothing: Any) -> Any:
-    operand, updates = found.operand, found.updates
+def _reduce(scatter: Rows, how: str, nothing: Any) -> Any:
+    operand, updates = scatter.operand, scatter.updates
     if operand.dtype is torch.bool:
         operand, updates = operand.to(torch.uint8), updates.to(torch.uint8)
-    if found.valid is not None:
-        updates = torch.where(found.mask, updates, nothing)
-    at = _column(found.at, updates)
+    if scatter.valid is not None:
+        updates = torch.where(scatter.mask, updates, nothing)
+    at = _column(scatter.at, updates)
     at = at.expand(updates.shape) if updates.ndim > 1 else at
     result = torch.scatter_reduce(operand, 0, at, updates, how)
-    return result.to(torch.bool) if found.operand.dtype is torch.bool else result
+    return result.to(torch.bool) if scatter.operand.dtype is torch.bool else result
 
 
 def _extreme(how: str) -> Combine:
-    def combine(found: Rows, update: Graph | None, avals: Avals) -> Any:
-        dtype = found.operand.dtype
+    def combine(scatter: Rows, update: Graph | None, avals: Avals) -> Any:
+        dtype = scatter.operand.dtype
         largest = how == "amax"
         if dtype is torch.bool:
-            return _reduce(found, how, not largest)
+            return _reduce(scatter, how, not largest)
         if dtype.is_complex:
             return _combine_by(
-                found, element_functions.larger if largest else element_functions.smaller
+                scatter, element_functions.larger if largest else element_functions.smaller
             )
         if dtype.is_floating_point:
-            return _reduce(found, how, float("-inf") if largest else float("inf"))
+            return _reduce(scatter, how, float("-inf") if largest else float("inf"))
         info = torch.iinfo(dtype)
         nothing = info.min if largest else info.max
         if not avals.is_unsigned:
-            return _reduce(found, how, nothing)
+            return _reduce(scatter, how, nothing)
         # flipping the first bit turns the order of the unsigned into that of the signed
-        found.operand = found.operand ^ info.min
-        found.updates = found.updates ^ info.min
-        return _reduce(found, how, nothing) ^ info.min
+        scatter.operand = scatter.operand ^ info.min
+        scatter.updates = scatter.updates ^ info.min
+        return _reduce(scatter, how, nothing) ^ info.min
 
     return combine
 
 
-def _combine_by(found: Rows, combine: Callable[[Any, Any], Any]) -> Any:
+def _combine_by(scatter: Rows, combine: Callable[[Any, Any], Any]) -> Any:
     """Updates by an associative function that torch has no scatter for.
 
     Those for the same row are brought together by sorting, and are combined in a scan whose steps
     double; the last one of each then has all of them.
     """
-    at = found.at
-    count = found.operand.shape[0]
-    if found.valid is not None:
-        at = torch.where(found.valid, at, count)
+    at = scatter.at
+    count = scatter.operand.shape[0]
+    if scatter.valid is not None:
+        at = torch.where(scatter.valid, at, count)
     order = torch.argsort(at, stable=True)
-    at, values = torch.index_select(at, 0, order), torch.index_select(found.updates, 0, order)
+    at, values = torch.index_select(at, 0, order), torch.index_select(scatter.updates, 0, order)
     total = at.shape[0]
     step = 1
     while step < total:
@@ -295,8 +295,8 @@ def _combine_by(found: Rows, combine: Callable[[Any, Any], Any]) -> Any:
         late = torch.where(_column(same, values), merged, late)
         values = torch.cat((torch.narrow(values, 0, 0, step), late))
         step *= 2
-    padding = [0, 0] * (found.operand.ndim - 1) + [0, 1]
-    longer = torch.constant_pad_nd(found.operand, padding, 0)
+    padding = [0, 0] * (scatter.operand.ndim - 1) + [0, 1]
+    longer = torch.constant_pad_nd(scatter.operand, padding, 0)
     values = combine(torch.index_select(longer, 0, at), values)
     at = torch.where(_last_of_each(at, count), at, count)
     return torch.narrow(torch.index_copy(longer, 0, at, values), 0, 0, count)

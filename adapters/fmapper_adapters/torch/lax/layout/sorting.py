@@ -18,8 +18,8 @@ def sort(*xs: Any, dimension: int, is_stable: bool, num_keys: int, avals: Avals)
     if len(xs) == 1 and not xs[0].is_complex():
         flip = kinds[0] in ("uint16", "uint32", "uint64")
         x = flip_sign_bit(xs[0], xs[0].dtype) if flip else xs[0]
-        found = torch.sort(x, dim=dimension, stable=True)[0]
-        return (flip_sign_bit(found, x.dtype) if flip else found,)
+        result = torch.sort(x, dim=dimension, stable=True)[0]
+        return (flip_sign_bit(result, x.dtype) if flip else result,)
     keys = [key for i in range(num_keys) for key in _keys(xs[i], kinds[i])]
     order: Any = None
     for key in reversed(keys):

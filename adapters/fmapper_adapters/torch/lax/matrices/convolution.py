@@ -167,10 +167,10 @@ def _transpose(
     """
     rank = len(strides)
     if groups > 1:
-        own = kernel.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+        weight = kernel.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
     else:
-        own = kernel.transpose(0, 1)
-    turned = _flip(own, [d for d in range(2, rank + 2) if not are_equal(own.shape[d], 1)])
+        weight = kernel.transpose(0, 1)
+    turned = _flip(weight, [d for d in range(2, rank + 2) if not are_equal(weight.shape[d], 1)])
     cut, added, left = [], [], []
     for (low, high), span, step, dilation in zip(
         padding, spans, x_dilation, kernel_dilation, strict=True

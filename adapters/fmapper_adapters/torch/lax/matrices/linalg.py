@@ -92,10 +92,10 @@ def triangular_solve(
         a = a.conj()
     if transpose_a:
         a, lower = a.transpose(-2, -1), not lower
-    found = torch.linalg.solve_triangular(
+    solution = torch.linalg.solve_triangular(
         _wide(a), _wide(b), upper=not lower, left=left_side, unitriangular=unit_diagonal
     )
-    return _narrow(found, b.dtype)
+    return _narrow(solution, b.dtype)
 
 
 @lax("qr", takes_avals=True)
@@ -186,12 +186,12 @@ def eig(
     if not (compute_left_eigenvectors or compute_right_eigenvectors):
         return (torch.linalg.eigvals(x),)
     values, right = _parts(torch.linalg.eig(x), 2)
-    found = [values]
+    results = [values]
     if compute_left_eigenvectors:
-        found.append(_left_eigenvectors(right))
+        results.append(_left_eigenvectors(right))
     if compute_right_eigenvectors:
-        found.append(right)
-    return tuple(found)
+        results.append(right)
+    return tuple(results)
 
 
 def _left_eigenvectors(right: Any) -> Any:

@@ -101,9 +101,9 @@ def cast_result(multiply: Product, x: Any, y: Any, depth: Any, avals: Avals, log
         x, y = (torch.real(z) if z.dtype.is_complex else z for z in (x, y))
     common = dtype
     for operand in (x, y):
-        own = operand.dtype
-        if own.is_complex or (own.is_floating_point and own.itemsize > 1):
-            common = torch.promote_types(common, own)
+        kind = operand.dtype
+        if kind.is_complex or (kind.is_floating_point and kind.itemsize > 1):
+            common = torch.promote_types(common, kind)
     if common.is_floating_point and common.itemsize == 1:
         common = torch.float32
     names = [name for name, _ in avals.operands]
@@ -114,8 +114,8 @@ def _float(x: Any, name: str, dtype: torch.dtype) -> Any:
     """Casts an operand of any dtype to floats or complex numbers."""
     if name != "uint64":
         return _as(widen(x, name), dtype)
-    found = x.to(dtype)  # as signed, which is too little by all that 64 bits can count
-    return torch.where(x < 0, found + float(1 << 64), found)
+    signed = x.to(dtype)  # as signed, which is too little by all that 64 bits can count
+    return torch.where(x < 0, signed + float(1 << 64), signed)
 
 
 def _as(x: Any, dtype: torch.dtype) -> Any:

@@ -31,23 +31,23 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     """Returns the product of two arrays of halves in float32; the second is a matrix."""
     if torch.compiler.is_compiling() or not (_is_large(y) and _is_castable(x, y)):
         return torch.matmul(x.float(), y.float())
-    found: Tensor = _Product.apply(x, y, torch.float32)
-    return found
+    product: Tensor = _Product.apply(x, y, torch.float32)
+    return product
 
 
 def matmul_of_halves(x: Tensor, y: Tensor) -> Tensor:
     """Returns the product of two arrays of halves of one dtype in that dtype, rounded once."""
     if torch.compiler.is_compiling() or not _is_faster_cast(x, y):
         return torch.matmul(x, y)
-    found: Tensor = _Product.apply(x, y, x.dtype)
-    return found
+    product: Tensor = _Product.apply(x, y, x.dtype)
+    return product
 
 
 def dense(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     """Computes `x @ w + bias` of halves of one dtype."""
     if not torch.compiler.is_compiling() and _is_faster_cast(x, w):
-        found: Tensor = _Product.apply(x, w, torch.float32) + bias  # rounded once, as by torch
-        return found.to(x.dtype)
+        product: Tensor = _Product.apply(x, w, torch.float32) + bias  # rounded once, as by torch
+        return product.to(x.dtype)
     return torch.addmm(bias, x, w) if x.ndim == 2 else functional.linear(x, w.t(), bias)
 
 
@@ -89,24 +89,24 @@ def _in_blocks(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     if y.ndim > 2:
         return _by_matrices(x, y, dtype)
     wide = x.float()
-    found = wide.new_empty((*x.shape[:-1], y.shape[1]), dtype=dtype)
+    result = wide.new_empty((*x.shape[:-1], y.shape[1]), dtype=dtype)
     width = max(1, _BLOCK // max(1, y.shape[0]))
     for start in range(0, y.shape[1], width):
         part = slice(start, start + width)
-        found[..., part] = torch.matmul(wide, y[:, part].float())
-    return found
+        result[..., part] = torch.matmul(wide, y[:, part].float())
+    return result
 
 
 def _by_matrices(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the products of two stacks of matrices of the same number."""
     stack = y.shape[:-2]
     x, y = x.flatten(0, -3), y.flatten(0, -3)
-    found = x.new_empty((math.prod(stack), x.shape[-2], y.shape[-1]), dtype=dtype)
+    result = x.new_empty((math.prod(stack), x.shape[-2], y.shape[-1]), dtype=dtype)
     count = max(1, _BLOCK // max(1, y[0].numel()))
     for start in range(0, y.shape[0], count):
         part = slice(start, start + count)
-        found[part] = torch.matmul(x[part].float(), y[part].float())
-    return found.unflatten(0, stack)
+        result[part] = torch.matmul(x[part].float(), y[part].float())
+    return result.unflatten(0, stack)
 
 
 class _Product(torch.autograd.Function):

@@ -123,24 +123,24 @@ def _extreme(name: str) -> Any:
             dtype = x.dtype
             x, y = flip_sign_bit(x, dtype), flip_sign_bit(y, dtype)
             return flip_sign_bit(function(x, as_tensor(y, x)), dtype)
-        found = function(x, as_tensor(y, x))
+        result = function(x, as_tensor(y, x))
         if not x.is_floating_point() or (is_number(y) and y != 0):
-            return found
-        return _signed_zero(found, x, y, greater=greater)
+            return result
+        return _signed_zero(result, x, y, greater=greater)
 
     return extreme
 
 
-def _signed_zero(found: Any, x: Any, y: Any, *, greater: bool) -> Any:
+def _signed_zero(value: Any, x: Any, y: Any, *, greater: bool) -> Any:
     """Returns the extreme of floats with -0.0 < 0.0, where torch returns either zero."""
     if not greater:
-        return -_signed_zero(-found, -x, -y, greater=True)
+        return -_signed_zero(-value, -x, -y, greater=True)
     if not is_number(y):
         both = (x == 0) & (y == 0)
-        return found + torch.where(both, x + y, -0.0).detach()
+        return value + torch.where(both, x + y, -0.0).detach()
     if math.copysign(1, y) > 0:
-        return found + 0.0  # it is never -0.0
-    return found + torch.where(x == 0, x, -0.0).detach()
+        return value + 0.0  # it is never -0.0
+    return value + torch.where(x == 0, x, -0.0).detach()
 
 
 lax("max", takes_numbers=True, takes_avals=True, dims=pointwise)(_extreme("maximum"))
@@ -153,8 +153,8 @@ def clamp(low: Any, x: Any, high: Any, *, avals: Avals) -> Any:
         return _clamp(low, x, high)
     if x.is_complex():  # by their real parts alone
         low, high = as_tensor(low, x), as_tensor(high, x)
-        found = torch.where(torch.real(x) <= torch.real(low), low, x)
-        return torch.where(torch.real(found) <= torch.real(high), found, high)
+        bounded = torch.where(torch.real(x) <= torch.real(low), low, x)
+        return torch.where(torch.real(bounded) <= torch.real(high), bounded, high)
     if x.dtype is torch.bool:
         return _extreme("minimum")(_extreme("maximum")(x, low, avals=avals), high, avals=avals)
     if avals.is_unsigned:
@@ -174,12 +174,12 @@ def _clamp(low: Any, x: Any, high: Any) -> Any:
     """Clamps floats; at the bounds the gradient is zero, as in JAX."""
     inside = (x > low) & (x < high)
     if is_number(low) and is_number(high):
-        found = torch.clamp(x, low, high).detach()
-        return torch.where(inside, x, found + 0.0 if low == 0 else found)  # no -0.0
+        clamped = torch.clamp(x, low, high).detach()
+        return torch.where(inside, x, clamped + 0.0 if low == 0 else clamped)  # no -0.0
     bounded = _bound(low, x, high).detach()
-    found = torch.where(inside, x, bounded)
-    found = torch.where((x < low) & (bounded == low), low, found)
-    return torch.where((x > high) & (bounded == high), high, found)
+    clamped = torch.where(inside, x, bounded)
+    clamped = torch.where((x < low) & (bounded == low), low, clamped)
+    return torch.where((x > high) & (bounded == high), high, clamped)
 
 
 @lax("square", dims=pointwise)
@@ -193,24 +193,24 @@ def integer_pow(x: Any, *, y: int) -> Any:
         return torch.ones_like(x)
     if (y == 3 or y < -1) and x.dtype is not torch.float16 and not x.is_complex():
         return torch.pow(x, y)  # whose slope is `y * x**(y - 1)`, where `x**y` overflows, too
-    found: Any = None
+    product: Any = None
     power, left = x, abs(y)
     while left:
         if left & 1:
-            found = power if found is None else found * power
+            product = power if product is None else product * power
         left >>= 1
         if left:
             power = torch.square(power)
-    return torch.reciprocal(found) if y < 0 else found
+    return torch.reciprocal(product) if y < 0 else product
 
 
 @lax("polynomial")
 def polynomial(x: Any, *coefficients: Any) -> Any:
     """Computes `c0 + x * (c1 + x * (c2 + ...))`, by Horner's scheme, as JAX does since 0.12."""
-    found: Any = torch.zeros_like(x)
+    total: Any = torch.zeros_like(x)
     for coefficient in reversed(coefficients):
-        found = found * x + coefficient
-    return found
+        total = total * x + coefficient
+    return total
 
 
 @lax("pow", takes_numbers=True, takes_avals=True, dims=pointwise)
@@ -236,8 +236,8 @@ def nextafter(x: Any, y: Any) -> Any:
     towards_zero = (x < y) == (x < 0)
     step = torch.where(towards_zero, bits - 1, bits + 1)
     least = torch.copysign(torch.full_like(x, 2.0**-24), y)
-    found = torch.where(x == 0, least, step.view(torch.float16))
-    return torch.where(x == y, y, torch.where(torch.isnan(x) | torch.isnan(y), torch.nan, found))
+    result = torch.where(x == 0, least, step.view(torch.float16))
+    return torch.where(x == y, y, torch.where(torch.isnan(x) | torch.isnan(y), torch.nan, result))
 
 
 @lax("is_finite", dims=pointwise)

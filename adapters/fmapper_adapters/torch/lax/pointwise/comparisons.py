@@ -69,7 +69,7 @@ def select_n(which: Any, *cases: Any, avals: Avals) -> Any:
         return cases[0]
     if which.dtype is torch.bool:
         return torch.where(which, cases[1], cases[0])
-    found = cases[0]
+    chosen = cases[0]
     for i, case in enumerate(cases[1:], 1):
-        found = torch.where(which >= i, case, found)
-    return found
+        chosen = torch.where(which >= i, case, chosen)
+    return chosen

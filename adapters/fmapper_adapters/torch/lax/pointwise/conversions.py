@@ -68,15 +68,15 @@ def _round(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
     if lost > 0:  # halves go to the even neighbour
         last = (bits >> lost) & 1
         bits = (bits + last + ((1 << (lost - 1)) - 1)) & -(1 << lost)
-    found = bits.view(x.dtype)
+    rounded = bits.view(x.dtype)
     if exponent_bits < exponent:
         largest = (1 << (exponent_bits - 1)) - 1
         zero = torch.copysign(torch.zeros_like(x), x)
-        size = torch.abs(found)
-        found = torch.where(size < 2.0 ** (1 - largest), zero, found)
+        size = torch.abs(rounded)
+        rounded = torch.where(size < 2.0 ** (1 - largest), zero, rounded)
         infinite = torch.copysign(torch.full_like(x, torch.inf), x)
-        found = torch.where(size >= 2.0 ** (largest + 1), infinite, found)
-    return torch.where(torch.isfinite(x), found, x)
+        rounded = torch.where(size >= 2.0 ** (largest + 1), infinite, rounded)
+    return torch.where(torch.isfinite(x), rounded, x)
 
 
 @lax("complex", takes_numbers=True)

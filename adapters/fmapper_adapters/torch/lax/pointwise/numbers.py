@@ -80,15 +80,15 @@ def quotient(x: Any, y: Any, dtype: torch.dtype, *, unsigned: bool) -> Any:
         return _by_number(x, y, dtype, unsigned)
     x = as_tensor(x, y)
     if unsigned:
-        found = _unsigned_quotient(x, y, dtype)
+        result = _unsigned_quotient(x, y, dtype)
     elif dtype is torch.uint8:
-        found = torch.div(x, y.clamp(min=1), rounding_mode="trunc")
-        return torch.where(y == 0, 255, found)
+        result = torch.div(x, y.clamp(min=1), rounding_mode="trunc")
+        return torch.where(y == 0, 255, result)
     else:
         odd = (y == 0) | (y == -1)  # the least integer by -1 stops a processor
-        found = torch.div(x, torch.where(odd, 1, y), rounding_mode="trunc")
-        found = torch.where(y == -1, -x, found)
-    return torch.where(y == 0, -1, found)
+        result = torch.div(x, torch.where(odd, 1, y), rounding_mode="trunc")
+        result = torch.where(y == -1, -x, result)
+    return torch.where(y == 0, -1, result)
 
 
 def _by_number(x: Any, y: int, dtype: torch.dtype, unsigned: bool) -> Any:
@@ -108,8 +108,8 @@ def _unsigned_quotient(x: Any, y: Any, dtype: torch.dtype) -> Any:
         wide = widen(y, torch.int64, bits).clamp(min=1)
         return torch.div(widen(x, torch.int64, bits), wide, rounding_mode="trunc").to(dtype)
     half = torch.div(shift_right(x, 1), y.clamp(min=1), rounding_mode="trunc") * 2
-    found = half + ~unsigned_less(x - half * y, y, dtype)  # by at most one too small
-    return torch.where(y < 0, (~unsigned_less(x, y, dtype)).to(dtype), found)
+    result = half + ~unsigned_less(x - half * y, y, dtype)  # by at most one too small
+    return torch.where(y < 0, (~unsigned_less(x, y, dtype)).to(dtype), result)
 
 
 def remainder(x: Any, y: Any, dtype: torch.dtype, *, unsigned: bool) -> Any:
@@ -123,8 +123,8 @@ def remainder(x: Any, y: Any, dtype: torch.dtype, *, unsigned: bool) -> Any:
             return x
         return torch.zeros_like(x) if y == -1 else torch.fmod(x, y)
     odd = y == 0 if dtype is torch.uint8 else (y == 0) | (y == -1)
-    found = torch.fmod(as_tensor(x, y), torch.where(odd, 1, y))
-    return torch.where(y == 0, x, found)
+    result = torch.fmod(as_tensor(x, y), torch.where(odd, 1, y))
+    return torch.where(y == 0, x, result)
 
 
 def _small(x: Any, y: Any, dtype: torch.dtype) -> Any:
@@ -137,5 +137,5 @@ def _small(x: Any, y: Any, dtype: torch.dtype) -> Any:
         return torch.fmod(wide, y & ((1 << bits) - 1)).to(dtype)
     divisor = widen(y, torch.int64, bits)
     dividend = as_tensor(widen(x, torch.int64, bits), divisor)
-    found = torch.fmod(dividend, divisor.clamp(min=1)).to(dtype)
-    return torch.where(y == 0, x, found)
+    result = torch.fmod(dividend, divisor.clamp(min=1)).to(dtype)
+    return torch.where(y == 0, x, result)

@@ -28,10 +28,10 @@ _one("bessel_i0e", torch.special.i0e)
 @lax("bessel_i1e")
 def bessel_i1e(x: Any) -> Any:
     # torch has no derivative for narrow floats, and loses the sign of zero
-    found = torch.special.i1e(x.to(torch.float32)).to(x.dtype) if x.dtype.itemsize < 4 else (
+    value = torch.special.i1e(x.to(torch.float32)).to(x.dtype) if x.dtype.itemsize < 4 else (
         torch.special.i1e(x)
     )  # fmt: skip
-    return torch.where(x == 0, x * 0.5, found)
+    return torch.where(x == 0, x * 0.5, value)
 
 
 @lax("erf_inv", dims=pointwise)
@@ -79,12 +79,12 @@ def _zeta(s: Any, q: Any) -> Any:
     dtype = s.dtype
     if dtype.itemsize < 4:
         s, q = s.to(torch.float32), q.to(torch.float32)
-    found = torch.special.zeta(s, q)
+    value = torch.special.zeta(s, q)
     pole = (q <= 0) & (q == torch.floor(q))
     even = torch.fmod(s, 2) == 0  # not of an infinite one
-    found = torch.where(pole, torch.where(even, torch.inf, torch.nan), found)
-    found = torch.where(torch.isfinite(s) & ~torch.isnan(q), found, torch.nan)
-    return torch.where(s == 1, torch.inf, found).to(dtype)
+    value = torch.where(pole, torch.where(even, torch.inf, torch.nan), value)
+    value = torch.where(torch.isfinite(s) & ~torch.isnan(q), value, torch.nan)
+    return torch.where(s == 1, torch.inf, value).to(dtype)
 
 
 @lax("polygamma", takes_numbers=True)
@@ -94,6 +94,6 @@ def polygamma(n: Any, x: Any) -> Any:
     if dtype.itemsize < 4:
         order, x = order.to(torch.float32), x.to(torch.float32)
     sign = 1 - 2 * torch.fmod(order + 1, 2)
-    found = sign * torch.exp(torch.lgamma(order + 1)) * _zeta(order + 1, x)
-    found = torch.where((order > 0) & (order == torch.floor(order)), found, torch.nan)
-    return torch.where(order == 0, digamma(x), found).to(dtype)
+    value = sign * torch.exp(torch.lgamma(order + 1)) * _zeta(order + 1, x)
+    value = torch.where((order > 0) & (order == torch.floor(order)), value, torch.nan)
+    return torch.where(order == 0, digamma(x), value).to(dtype)

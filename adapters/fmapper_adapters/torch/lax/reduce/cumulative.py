@@ -16,8 +16,8 @@ def _cumulative(name: str, function: Any) -> None:
     def cumulative(x: Any, *, axis: int, reverse: bool, avals: Avals) -> Any:
         if reverse:
             x = torch.flip(x, (axis,))
-        found = function(x, axis, avals)
-        return torch.flip(found, (axis,)) if reverse else found
+        y = function(x, axis, avals)
+        return torch.flip(y, (axis,)) if reverse else y
 
     lax(name, takes_avals=True, dims=along("axis"))(cumulative)
 

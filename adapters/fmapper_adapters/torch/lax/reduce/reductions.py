@@ -112,11 +112,11 @@ def reduce_xor(x: Any, *, axes: Axes) -> Any:
 
 def _fold(function: Any, x: Any, axes: Axes, identity: int) -> Any:
     """Combines integers pairwise, one half with the other, until one is left."""
-    (found,) = _pairwise(lambda a, b: (function(a[0], b[0]),), [x], axes)
-    if found is None:
+    (folded,) = _pairwise(lambda a, b: (function(a[0], b[0]),), [x], axes)
+    if folded is None:
         kept = x.sum(axes, dtype=x.dtype)
         return kept + (255 if identity and x.dtype is torch.uint8 else identity)
-    return found
+    return folded
 
 
 def _pairwise(combine: Any, xs: list[Any], axes: Axes) -> list[Any]:
@@ -161,11 +161,11 @@ def reduce_(*operands: Any, jaxpr: Graph, dimensions: Axes, avals: Avals) -> Any
     def combine(a: list[Any], b: list[Any]) -> tuple[Any, ...]:
         return current().inline(_of_arrays(jaxpr, tuple(a[0].shape)), [*a, *b])
 
-    found = _pairwise(combine, arrays, dimensions)
-    if found[0] is None:
+    reduced = _pairwise(combine, arrays, dimensions)
+    if reduced[0] is None:
         return tuple(x.expand(rest) for x in initial)
     graph = _of_arrays(jaxpr, rest)
-    return current().inline(graph, [*(x.expand(rest) for x in initial), *found])
+    return current().inline(graph, [*(x.expand(rest) for x in initial), *reduced])
 
 
 def _of_arrays(graph: Graph, shape: tuple[Any, ...]) -> Graph:
@@ -187,9 +187,9 @@ def _index(name: str) -> Any:
             x = x.to(torch.uint8)
         elif avals.is_unsigned:
             x = flip_sign_bit(x, x.dtype)
-        found = function(x, axis)
+        places = function(x, axis)
         dtype = current().dtype(index_dtype.name)
-        return found if dtype is torch.int64 else found.to(dtype)
+        return places if dtype is torch.int64 else places.to(dtype)
 
     return index
 

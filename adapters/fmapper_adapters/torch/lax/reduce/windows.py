@@ -144,12 +144,12 @@ def _reduce(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
     if kind == "add":
         if pooled and _can_average(windows):
             return _sum(x, windows)
-        found = windows.views(windows.pad(x, 0))
-        dims = tuple(range(x.ndim, found.ndim))
-        return torch.sum(found, dims, dtype=x.dtype) if dims else found
+        views = windows.views(windows.pad(x, 0))
+        dims = tuple(range(x.ndim, views.ndim))
+        return torch.sum(views, dims, dtype=x.dtype) if dims else views
     if kind == "mul":
-        found = windows.views(windows.pad(x, 1))
-        return _product(found, x.ndim)
+        views = windows.views(windows.pad(x, 1))
+        return _product(views, x.ndim)
     if x.is_complex():
         return _complex_extreme(kind, x, windows)
     return _extreme(kind, x, windows, avals)
@@ -162,33 +162,33 @@ def _extreme(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
         x = x ^ torch.iinfo(dtype).min
     elif dtype is torch.bool:
         x = x.to(torch.uint8)
-    found = windows.views(x)
-    dims = tuple(range(x.ndim, found.ndim))
+    values = windows.views(x)
+    dims = tuple(range(x.ndim, values.ndim))
     if dims:
-        found = (torch.amax if kind == "max" else torch.amin)(found, dims)
+        values = (torch.amax if kind == "max" else torch.amin)(values, dims)
     if unsigned:
-        return found ^ torch.iinfo(dtype).min
-    return found.to(torch.bool) if dtype is torch.bool else found
+        return values ^ torch.iinfo(dtype).min
+    return values.to(torch.bool) if dtype is torch.bool else values
 
 
 def _complex_extreme(kind: str, x: Any, windows: Windows) -> Any:
     """Returns maxima of complex numbers, which are ordered by their real parts first."""
     choose = element_functions.larger if kind == "max" else element_functions.smaller
     beyond = float("-inf") if kind == "max" else float("inf")
-    found = windows.views(windows.pad(x, beyond))
-    if found.ndim == x.ndim:
-        return found
-    found = found.flatten(x.ndim)
-    total = found.select(-1, 0)
+    values = windows.views(windows.pad(x, beyond))
+    if values.ndim == x.ndim:
+        return values
+    values = values.flatten(x.ndim)
+    total = values.select(-1, 0)
     for i in range(1, product(windows.sizes)):
-        total = choose(total, found.select(-1, i))
+        total = choose(total, values.select(-1, i))
     return total
 
 
-def _product(found: Any, rank: int) -> Any:
-    for d in reversed(range(rank, found.ndim)):
-        found = torch.prod(found, d, dtype=found.dtype)
-    return found
+def _product(views: Any, rank: int) -> Any:
+    for d in reversed(range(rank, views.ndim)):
+        views = torch.prod(views, d, dtype=views.dtype)
+    return views
 
 
 def _pool(x: Any, windows: Windows) -> Any:
@@ -276,10 +276,10 @@ def _sum(x: Any, windows: Windows) -> Any:
     if len(moving) == 1:  # torch's for one dimension always divides
 
         def along(a: Any) -> Any:
-            found = torch.nn.functional.avg_pool2d(
+            average = torch.nn.functional.avg_pool2d(
                 a.unsqueeze(-2), [1, *sizes], [1, *strides], [0, *padding], divisor_override=1
             )
-            return found.squeeze(-2)
+            return average.squeeze(-2)
 
         return _over_last(x, moving, along)
     return _over_last(
@@ -319,13 +319,13 @@ def reduce_window(
     if xs[0].dtype is torch.bool:
         named |= {"and", "or"}
     if count == 1 and kind is not None and kind in named:
-        found = _reduce(kind, xs[0], windows, avals)
+        reduced = _reduce(kind, xs[0], windows, avals)
         if xs[0].is_complex() and kind in ("max", "min"):
             choose = element_functions.larger if kind == "max" else element_functions.smaller
-            return (choose(starts[0], found),)
+            return (choose(starts[0], reduced),)
         if _is_neutral(kind, starts[0], xs[0].dtype, avals):
-            return (found,)
-        return element_functions.apply(jaxpr, (starts[0].expand(found.shape), found))
+            return (reduced,)
+        return element_functions.apply(jaxpr, (starts[0].expand(reduced.shape), reduced))
     return _in_turn(xs, starts, jaxpr, windows)
 
 
@@ -415,6 +415,6 @@ def _places(x: Any, windows: Windows, select: str, avals: Avals) -> Any:
         x = x ^ torch.iinfo(x.dtype).min
     elif x.dtype is torch.bool:
         x = x.to(torch.uint8)
-    found = windows.views(x).flatten(x.ndim)
-    chosen = (torch.argmax if select == "ge" else torch.argmin)(found, -1, keepdim=True)
+    values = windows.views(x).flatten(x.ndim)
+    chosen = (torch.argmax if select == "ge" else torch.argmin)(values, -1, keepdim=True)
     return torch.gather(windows.views(places).flatten(x.ndim), -1, chosen).squeeze(-1)

@@ -46,17 +46,18 @@ def _masked_scatter(writer: Writer, call: Call) -> Call | None:
 def _index(writer: Writer, call: Call) -> Call | None:
     """Gathers rows; padding takes the first row."""
     x, indices = call.args
-    own = [one for one in indices if one is not None]
-    if any(writer.is_mask(one) for one in own):
+    present = [index for index in indices if index is not None]
+    if any(writer.is_mask(index) for index in present):
         raise Remains(call.op)
     shape = writer.facts.shapes[call.name]
-    if any(one.name in writer.rows for one in own):  # all of the indices with padding rows of it
-        sizes = {writer.rows[one.name] for one in own if one.name in writer.rows}
-        ranks = {len(writer.shapes[one.name]) for one in own if one.name in writer.rows}
+    padded = [index for index in present if index.name in writer.rows]
+    if padded:  # all of the indices with padding rows of it
+        sizes = {writer.rows[index.name] for index in padded}
+        ranks = {len(writer.shapes[index.name]) for index in padded}
         if len(sizes) != 1 or len(ranks) != 1:
             raise Remains(call.op)
-        for one in own:  # others are matched from the end: none may be of a higher rank
-            if len(writer.shapes[one.name]) > max(ranks):
+        for index in present:  # others are matched from the end: none may be of a higher rank
+            if len(writer.shapes[index.name]) > max(ranks):
                 raise Remains(call.op)
         if writer.padded_dim(shape) is None:
             raise Remains(call.op)
@@ -65,8 +66,8 @@ def _index(writer: Writer, call: Call) -> Call | None:
     target = writer.padded_dim(shape)
     if target is None:  # rows that are taken by places which count
         place = _among_rows(writer, indices[dim], size)
-        found = (*indices[:dim], place, *indices[dim + 1 :])
-        return dataclasses.replace(call, args=(x, found))
+        replaced = (*indices[:dim], place, *indices[dim + 1 :])
+        return dataclasses.replace(call, args=(x, replaced))
     if target[1] != size or indices[dim : dim + 1] not in ((), (None,)):
         raise Remains(call.op)
     return call
@@ -101,8 +102,8 @@ def _embedding(writer: Writer, call: Call) -> Call | None:
 @_bears("gather")
 def _gather(writer: Writer, call: Call) -> Call | None:
     x, dim, index = call.args[:3]
-    own = writer.rows.get(x.name), writer.rows.get(index.name)
-    if own[0] is None or own[0] != own[1] or own[0][0] == dim % len(writer.shapes[x.name]):
+    rows = writer.rows.get(x.name), writer.rows.get(index.name)
+    if rows[0] is None or rows[0] != rows[1] or rows[0][0] == dim % len(writer.shapes[x.name]):
         raise Remains(call.op)
     return call
 
@@ -136,11 +137,11 @@ def _index_add(writer: Writer, call: Call) -> Call | None:
     """Adds rows, where padding adds zeros, or puts them, where padding has a place of its own."""
     x, dim, index, source = call.args[:4]
     dim %= max(len(writer.shapes[x.name]), 1)
-    own = {writer.rows.get(index.name), writer.rows.get(source.name)}
+    row_dims = {writer.rows.get(index.name), writer.rows.get(source.name)}
     if x.name in writer.rows or index.name not in writer.rows or writer.rows[index.name][0] != 0:
         raise Remains(call.op)
     if writer.rows.get(source.name) != (dim, writer.rows[index.name][1]):
-        raise Remains(f"{call.op}: {own}")
+        raise Remains(f"{call.op}: {row_dims}")
     if call.op.startswith("aten::index_add"):  # another place would not divide on a mesh
         rows = _zero_padding(writer, index), _zero_padding(writer, source)
         return dataclasses.replace(call, args=(x, dim, *rows, *call.args[4:]))
@@ -155,17 +156,17 @@ def _index_add(writer: Writer, call: Call) -> Call | None:
 @_bears("index_put")
 def _index_put(writer: Writer, call: Call) -> Call | None:
     x, indices, values = call.args[:3]
-    own = [one for one in indices if one is not None]
+    present = [index for index in indices if index is not None]
     if x.name in writer.rows:
         raise Remains(call.op)
-    if len(own) == 1 and writer.is_mask(own[0]):
+    if len(present) == 1 and writer.is_mask(present[0]):
         return _put_by_mask(writer, call)
-    first = indices.index(own[0])
-    padded = [one for one in own if one.name in writer.rows]
-    if not padded or any(len(writer.shapes[one.name]) != 1 for one in own):
+    first = indices.index(present[0])
+    padded = [index for index in present if index.name in writer.rows]
+    if not padded or any(len(writer.shapes[index.name]) != 1 for index in present):
         raise Remains(call.op)
     size = writer.rows[padded[0].name][1]
-    if any(writer.rows[one.name][1] != size for one in padded):
+    if any(writer.rows[index.name][1] != size for index in padded):
         raise Remains(call.op)
     given = writer.rows.get(values.name)
     rank = len(writer.shapes[values.name])
@@ -173,12 +174,12 @@ def _index_put(writer: Writer, call: Call) -> Call | None:
         raise Remains(call.op)  # values that are matched with rows have their number
     if given is not None and (given != (0, size) or first != 0):
         raise Remains(call.op)
-    at = next(i for i, one in enumerate(indices) if one in padded)
+    at = next(i for i, index in enumerate(indices) if index in padded)
     shape = writer.static(x)
     longer, finish = _with_place(writer, call, x, at)
     places = _beyond(writer, indices[at], shape[at])
-    found = (*indices[:at], places, *indices[at + 1 :])
-    finish(dataclasses.replace(call, args=(longer, found, *call.args[2:])))
+    replaced = (*indices[:at], places, *indices[at + 1 :])
+    finish(dataclasses.replace(call, args=(longer, replaced, *call.args[2:])))
     return None
 
 
@@ -223,10 +224,10 @@ def _among_rows(writer: Writer, index: Ref, size: Any) -> Ref:
     plain = add("where.self", add("lt.Scalar", index, 0), shifted, index, dtype=kind)
     inside = add("logical_and.default", add("ge.Scalar", plain, 0), add("lt.Scalar", plain, count))
     outside = add("full_like.default", index, writer.size(size), dtype=kind)
-    found = add("where.self", inside, plain, outside, dtype=kind)
+    moved = add("where.self", inside, plain, outside, dtype=kind)
     if index.name in writer.rows:
-        writer.rows[found.name] = writer.rows[index.name]
-    return found
+        writer.rows[moved.name] = writer.rows[index.name]
+    return moved
 
 
 def _with_place(writer: Writer, call: Call, x: Ref, dim: int) -> tuple[Ref, Callable[[Call], None]]:
@@ -239,8 +240,8 @@ def _with_place(writer: Writer, call: Call, x: Ref, dim: int) -> tuple[Ref, Call
     padded = writer.add(op, x, tuple(pads), 0, shape=longer, dtype=dtype)
 
     def finish(inner: Call) -> None:
-        found = writer.add(inner.op, *inner.args, shape=longer, dtype=dtype, **inner.kwargs)
-        args = (found, dim, 0, shape[dim])
+        written = writer.add(inner.op, *inner.args, shape=longer, dtype=dtype, **inner.kwargs)
+        args = (written, dim, 0, shape[dim])
         writer.keep(dataclasses.replace(call, op="aten::slice.Tensor", args=args, kwargs={}))
 
     return padded, finish
@@ -249,7 +250,7 @@ def _with_place(writer: Writer, call: Call, x: Ref, dim: int) -> tuple[Ref, Call
 def _put_by_mask(writer: Writer, call: Call) -> Call | None:
     """Puts rows at the true places of a mask, in order."""
     x, indices, values = call.args[:3]
-    mask = next(one for one in indices if one is not None)
+    mask = next(index for index in indices if index is not None)
     if indices.index(mask) != 0 or mask.name in writer.rows or any(call.args[3:]):
         raise Remains(call.op)
     if writer.rows.get(values.name, (1,))[0] != 0:

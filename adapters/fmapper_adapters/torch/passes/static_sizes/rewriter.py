@@ -35,7 +35,7 @@ def fix_sizes(program: Program, facts: SizeFacts) -> Program:
     """Fixes sizes to numbers by padding; returns the program itself where that fails."""
     if not facts.symbols and not facts.is_sized:
         return program
-    whole = [one.target != PADDED for one in program.outputs]
+    whole = [output.target != PADDED for output in program.outputs]
     facts = facts.with_results(program.graph)
     try:
         return dataclasses.replace(program, graph=_with_numbers(program.graph, facts, whole))

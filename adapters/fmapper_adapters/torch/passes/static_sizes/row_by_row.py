@@ -59,9 +59,9 @@ def is_row_by_row(writer: Writer, call: Call, name: str) -> bool:
     first = next(iter(call.refs()), None)
     if name == "cat":
         dim = dims_of(call, name, len(shape or ()))[0]
-        own = [ref.name for ref in call.args[0]]
+        names = [ref.name for ref in call.args[0]]
         return target is not None and all(
-            n in writer.rows and writer.rows[n] == target and target[0] != dim for n in own
+            n in writer.rows and writer.rows[n] == target and target[0] != dim for n in names
         )
     if name in _BY_BATCH:
         tensors = [ref.name for ref in call.args if isinstance(ref, Ref)]
@@ -118,8 +118,8 @@ def is_pointwise(op: str) -> bool:
     namespace, _, rest = op.partition("::")
     name, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), name, None)
-    found = getattr(packet, overload, None)
-    return isinstance(found, _private.OpOverload) and torch.Tag.pointwise in found.tags
+    function = getattr(packet, overload, None)
+    return isinstance(function, _private.OpOverload) and torch.Tag.pointwise in function.tags
 
 
 def dims_of(call: Call, name: str, rank: int) -> tuple[int, ...]:

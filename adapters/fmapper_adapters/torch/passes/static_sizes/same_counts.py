@@ -31,7 +31,7 @@ def unite_counts(graph: Graph, facts: SizeFacts) -> SizeFacts:
         first = call.args[0] if call.args else None
         if name in _VIEWS and isinstance(first, Ref) and _has_all(facts, call.name, first.name):
             origins[call.name] = origins.get(first.name, first.name)
-        given = [one for one in call.args[1] if one is not None] if name == "index" else []
+        given = [index for index in call.args[1] if index is not None] if name == "index" else []
         if len(given) != 1 or facts.dtypes.get(given[0].name) != "bool":
             continue
         size = facts.shapes[call.name][call.args[1].index(given[0])]
@@ -49,7 +49,7 @@ def unite_counts(graph: Graph, facts: SizeFacts) -> SizeFacts:
         facts,
         shapes={name: tuple(map(unite, shape)) for name, shape in facts.shapes.items()},
         numbers={name: unite(number) for name, number in facts.numbers.items()},
-        known={unite(symbol): number for symbol, number in facts.known.items()},
+        fixed={unite(symbol): number for symbol, number in facts.fixed.items()},
     )
 
 

@@ -73,10 +73,10 @@ def _masked_select(writer: Writer, call: Call) -> bool:
 def _index(writer: Writer, call: Call) -> bool:
     """Replaces a mask in an index by the places of its true elements."""
     x, indices = call.args
-    masks = [one for one in indices if one is not None and writer.is_mask(one)]
+    masks = [index for index in indices if index is not None and writer.is_mask(index)]
     if not masks:
         return False
-    if len(masks) > 1 or any(one is not None for one in indices if one not in masks):
+    if len(masks) > 1 or any(index is not None for index in indices if index not in masks):
         raise Remains(call.op)
     (mask,) = masks
     if x.name in writer.rows or mask.name in writer.rows:
@@ -84,8 +84,8 @@ def _index(writer: Writer, call: Call) -> bool:
     dim = indices.index(mask)
     count = _enter(writer, call, mask, writer.facts.shapes[call.name][dim])
     places = writer.positions(mask, count)
-    found = (*indices[:dim], *places, *indices[dim + 1 :])
-    writer.keep(dataclasses.replace(call, args=(x, found)))
+    replaced = (*indices[:dim], *places, *indices[dim + 1 :])
+    writer.keep(dataclasses.replace(call, args=(x, replaced)))
     return True
 
 

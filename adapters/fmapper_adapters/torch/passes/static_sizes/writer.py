@@ -60,34 +60,34 @@ class Writer:
         """Returns a size, with padding."""
         if isinstance(expression, int):
             return expression
-        found = _substitute(_substitute(sympy.sympify(expression), self.facts.known), self.most)
-        if not found.is_Integer:
+        size = _substitute(_substitute(sympy.sympify(expression), self.facts.fixed), self.most)
+        if not size.is_Integer:
             raise Remains(str(expression))
-        return int(found)
+        return int(size)
 
     def unknowns(self, expression: Any) -> set[Any]:
         """Returns the symbols in a size that depend on values and are not asserted."""
         if isinstance(expression, int):
             return set()
-        found: set[Any] = sympy.sympify(expression).free_symbols & self.facts.symbols
-        return {symbol for symbol in found if symbol not in self.facts.known}
+        symbols: set[Any] = sympy.sympify(expression).free_symbols & self.facts.symbols
+        return {symbol for symbol in symbols if symbol not in self.facts.fixed}
 
     def sizes(self, shape: Sizes) -> tuple[int, ...]:
         """Returns a shape, with padding."""
-        return tuple(self.size(one) for one in shape)
+        return tuple(self.size(size) for size in shape)
 
     def padded_dim(self, shape: Sizes) -> tuple[int, Any] | None:
         """Returns the padded dimension, and how many of its rows are valid."""
-        found = []
+        varying = []
         for dim, size in enumerate(shape):
             left = self.unknowns(size)
             if left:
-                found.append((dim, size, left))
-        if not found:
+                varying.append((dim, size, left))
+        if not varying:
             return None
-        if len(found) > 1 or len(found[0][2]) > 1:
+        if len(varying) > 1 or len(varying[0][2]) > 1:
             raise Remains("several such sizes in one array")
-        dim, size, left = found[0]
+        dim, size, left = varying[0]
         symbol = next(iter(left))
         if symbol not in self.most:
             raise Remains(str(symbol))
@@ -99,12 +99,12 @@ class Writer:
         """Returns the number of valid rows."""
         symbol = next(iter(expression.free_symbols))
         times = int(expression / symbol)
-        one = self.counts[symbol]
+        count = self.counts[symbol]
         if times == 1:
-            return one
-        found = self.add("sym::mul", one, times)
-        self.numbers[found.name] = expression
-        return found
+            return count
+        product = self.add("sym::mul", count, times)
+        self.numbers[product.name] = expression
+        return product
 
     def mask(self, expression: Any) -> Ref:
         """Returns a mask of the valid rows."""
@@ -121,12 +121,12 @@ class Writer:
     def positions(self, mask: Ref, count: int) -> list[Ref]:
         """Returns the indices of the elements that are not zero, one row per dimension."""
         shape = self.static(mask)
-        found = self.add(
+        places = self.add(
             "aten::nonzero_static.default", mask, size=count, fill_value=0,
             shape=(count, len(shape)), dtype="int64",
         )  # fmt: skip
         return [
-            self.add("aten::select.int", found, 1, dim, shape=(count,), dtype="int64")
+            self.add("aten::select.int", places, 1, dim, shape=(count,), dtype="int64")
             for dim in range(len(shape))
         ]
 
@@ -150,12 +150,12 @@ class Writer:
         if shape is not None:
             if (padded := self.padded_dim(shape)) is not None:
                 self.rows[call.name] = padded
-            if any(isinstance(size, str) for _, one in result for size in one):
+            if any(isinstance(size, str) for _, sizes in result for size in sizes):
                 self._refuse_reads(call)
             if call.result:
                 result = ((call.result[0][0], tuple(map(self._as_size, shape))),)
-        elif any(isinstance(size, str) for _, one in result for size in one):
-            result = tuple((kind, self.named_shape(one)) for kind, one in result)
+        elif any(isinstance(size, str) for _, sizes in result for size in sizes):
+            result = tuple((kind, self.named_shape(sizes)) for kind, sizes in result)
         self.calls.append(dataclasses.replace(call, result=result))
 
     def _refuse_reads(self, call: Call) -> None:
@@ -199,10 +199,10 @@ class Writer:
         """Adds an assertion."""
         self.add("aten::_assert_scalar.default", condition, message)
 
-    def assert_size(self, found: Ref, wanted: int) -> None:
+    def assert_size(self, size: Ref, wanted: int) -> None:
         """Asserts that a size that depends on values is the number that results are made of."""
         self.assert_that(
-            self.add("sym::eq", found, wanted), f"a size that depends on values is {wanted}"
+            self.add("sym::eq", size, wanted), f"a size that depends on values is {wanted}"
         )
 
 
@@ -211,11 +211,11 @@ def _substitute(expression: Any, values: Mapping[Any, Any]) -> Any:
 
     There may be thousands of others, as with a loop over experts, and `subs` tries each of them.
     """
-    found: dict[Any, Any] = {}
+    substitutes: dict[Any, Any] = {}
     todo = {*expression.free_symbols}
     while todo:
         symbol = todo.pop()
-        if symbol in values and symbol not in found:
-            found[symbol] = sympy.sympify(values[symbol])
-            todo |= found[symbol].free_symbols
-    return expression.subs(found) if found else expression
+        if symbol in values and symbol not in substitutes:
+            substitutes[symbol] = sympy.sympify(values[symbol])
+            todo |= substitutes[symbol].free_symbols
+    return expression.subs(substitutes) if substitutes else expression

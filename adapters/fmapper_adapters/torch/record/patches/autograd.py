@@ -96,11 +96,11 @@ def record_functions() -> Iterator[None]:
         yield
     finally:
         _META.__init__ = enter
-        for cls, own in changed:
-            if own is None:
+        for cls, forward in changed:
+            if forward is None:
                 del cls.forward  # type: ignore[attr-defined]
             else:
-                cls.forward = own  # type: ignore[attr-defined]
+                cls.forward = forward  # type: ignore[attr-defined]
         _originals.clear()
 
 
@@ -110,8 +110,8 @@ _within_forward = threading.local()
 
 
 def _below(cls: type) -> list[type]:
-    found: list[type] = cls.__subclasses__()
-    return [*found, *(inner for one in found for inner in _below(one))]
+    classes: list[type] = cls.__subclasses__()
+    return [*classes, *(inner for subclass in classes for inner in _below(subclass))]
 
 
 def _change(classes: list[type], changed: list[tuple[type, Any]]) -> None:
@@ -187,7 +187,7 @@ def _forward(
     outputs = given = list(results) if isinstance(results, tuple | list) else [results]
     fixed = {id(x) for x in getattr(context, "non_differentiable", ())}
     grows = [_has_gradient(y) and id(y) not in fixed for y in outputs]
-    ys = [y for y, one in zip(outputs, grows, strict=True) if one]
+    ys = [y for y, has_gradient in zip(outputs, grows, strict=True) if has_gradient]
     changed = {id(x) for x in getattr(context, "dirty_tensors", None) or ()}
     xs = [before[id(x)] if id(x) in changed else x for x in args if _has_gradient(x)]
     if ys and xs:
@@ -197,10 +197,10 @@ def _forward(
         places, gradients = _gradients(cls, context, args, outputs, grows, stand_ins)
         once = _is_once_differentiable(_backward_of(cls))
         more = cls.__qualname__, once, _parameters(original, args, gets_context=gets_context)
-        found = iter(with_gradient(ys, xs, stand_ins, gradients, places, *more))
+        attached = iter(with_gradient(ys, xs, stand_ins, gradients, places, *more))
         outputs = [
-            next(found) if one else y.detach() if isinstance(y, torch.Tensor) else y
-            for y, one in zip(outputs, grows, strict=True)
+            next(attached) if has_gradient else y.detach() if isinstance(y, torch.Tensor) else y
+            for y, has_gradient in zip(outputs, grows, strict=True)
         ]
         outputs = [
             was.copy_(y) if id(was) in changed else y for was, y in zip(given, outputs, strict=True)
@@ -226,17 +226,19 @@ def _has_gradient(x: Any) -> bool:
 def _parameters(original: Callable[..., Any], args: Sequence[Any], *, gets_context: bool) -> str:
     """Returns what `forward` calls its arguments with gradients; empty where that is unknown."""
     named = list(inspect.signature(original).parameters.values())[1 if gets_context else 0 :]
-    if any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in named):
+    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in named):
         return ""
-    return ",".join(one.name for one, x in zip(named, args, strict=False) if _has_gradient(x))
+    return ",".join(
+        parameter.name for parameter, x in zip(named, args, strict=False) if _has_gradient(x)
+    )
 
 
-def _hold_fixed(context: Any, known: Iterable[Any]) -> None:
+def _hold_fixed(context: Any, tensors: Iterable[Any]) -> None:
     """Makes what `forward` computed and kept constants, as nothing within it has a gradient.
 
     Arguments and results have one, so that the gradients have gradients themselves.
     """
-    differentiable = {id(x) for x in known}
+    differentiable = {id(x) for x in tensors}
 
     def hold(x: Any) -> Any:
         return x.detach() if _has_gradient(x) and id(x) not in differentiable else x
@@ -261,21 +263,23 @@ def _gradients(
     """Returns the gradients of `backward` with the indices of their xs; [-1] on failure."""
     left = iter(stand_ins)
     given = [
-        next(left) if one else torch.zeros_like(y) if isinstance(y, torch.Tensor) else None
-        for y, one in zip(outputs, grows, strict=True)
+        next(left) if has_gradient else torch.zeros_like(y) if isinstance(y, torch.Tensor) else None
+        for y, has_gradient in zip(outputs, grows, strict=True)
     ]
     backward = _backward_of(cls)
     if _is_once_differentiable(backward):  # it would make constants of what it needs
         backward = backward.__wrapped__
     try:
         with _without_engine():
-            found = backward(context, *given)
+            gradients = backward(context, *given)
     except Exception:  # it may do anything; only those who differentiate need it
         return [-1], []
-    found = found if isinstance(found, tuple | list) else (found,)
-    wanted = [gradient for arg, gradient in zip(args, found, strict=False) if _has_gradient(arg)]
-    pairs = [(i, one) for i, one in enumerate(wanted) if isinstance(one, torch.Tensor)]
-    return [i for i, _ in pairs], [one for _, one in pairs]
+    gradients = gradients if isinstance(gradients, tuple | list) else (gradients,)
+    wanted = [
+        gradient for arg, gradient in zip(args, gradients, strict=False) if _has_gradient(arg)
+    ]
+    pairs = [(i, tensor) for i, tensor in enumerate(wanted) if isinstance(tensor, torch.Tensor)]
+    return [i for i, _ in pairs], [tensor for _, tensor in pairs]
 
 
 @contextlib.contextmanager

@@ -59,9 +59,9 @@ def _lost_results(graph: torch.fx.Graph) -> set[torch.fx.Node]:
         name = (node.meta.get("custom") or {}).get(_MARK)
         if name is not None:
             groups.setdefault(name, []).append(node)
-    found = set()
+    lost = set()
     for group in groups.values():
         users = {user for node in group for user in node.users}
         if users <= {*group}:
-            found.add(next(node for node in group if not node.users))
-    return found
+            lost.add(next(node for node in group if not node.users))
+    return lost

@@ -44,18 +44,18 @@ def that_leave_out(
         return now, []
     with torch.no_grad():
         later = _find_encoders(module, args, kwargs)
-    return now, [paths[id(one)] for one in later if one not in now and id(one) in paths]
+    return now, [paths[id(part)] for part in later if part not in now and id(part) in paths]
 
 
 def _find_encoders(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
     """Finds the encoders that drop padding in a call."""
-    found: list[Any] = []
+    encoders: list[Any] = []
     nest, is_aligned = _private.get_nesting()
     inside: list[Any] = []
 
     def see(*args: Any, **kwargs: Any) -> Any:
-        if inside and inside[-1] not in found:
-            found.append(inside[-1])
+        if inside and inside[-1] not in encoders:
+            encoders.append(inside[-1])
         return nest(*args, **kwargs)
 
     try:
@@ -64,7 +64,7 @@ def _find_encoders(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]
             _try_call(module, args, kwargs)
     finally:
         _private.set_nesting(nest, is_aligned)
-    return found
+    return encoders
 
 
 def that_see_nothing(
@@ -86,13 +86,15 @@ def that_see_nothing(
     later: list[Any] = []
     if torch.is_grad_enabled():
         with torch.no_grad():
-            later = [one for one in _find_blind(module, args, kwargs, kinds) if one not in now]
-    first, second = ([paths[id(one)] for one in some if id(one) in paths] for some in (now, later))
+            later = [part for part in _find_blind(module, args, kwargs, kinds) if part not in now]
+    first, second = (
+        [paths[id(part)] for part in some if id(part) in paths] for some in (now, later)
+    )
     return first, second
 
 
 def _find_blind(module: torch.nn.Module, args: Any, kwargs: Any, kinds: Any) -> list[Any]:
-    found: list[Any] = []
+    blind: list[Any] = []
     inside: list[Any] = []
     kernels = _private.get_attention_kernels()
 
@@ -101,18 +103,20 @@ def _find_blind(module: torch.nn.Module, args: Any, kwargs: Any, kinds: Any) -> 
             result = kernel(x, *args, **kwargs)
             values = result[0] if isinstance(result, tuple) else result
             if inside and not values.is_nested and values.isnan().any() and not x.isnan().any():
-                found.append(inside[-1])
+                blind.append(inside[-1])
             return result
 
         return see
 
     try:
-        _private.set_attention_kernels({name: watch(one) for name, one in kernels.items()})
+        _private.set_attention_kernels(
+            {name: watch(function) for name, function in kernels.items()}
+        )
         with _spy(kinds, inside):
             _try_call(module, args, kwargs)
     finally:
         _private.set_attention_kernels(kernels)
-    return found
+    return blind
 
 
 @contextlib.contextmanager
@@ -211,7 +215,7 @@ def _forward(
 ) -> torch.Tensor:
     norm, encoder.norm = encoder.norm, None
     try:
-        found: torch.Tensor = forward(src, mask, src_key_padding_mask, is_causal)
+        output: torch.Tensor = forward(src, mask, src_key_padding_mask, is_causal)
     finally:
         encoder.norm = norm
     if src_key_padding_mask is not None and mask is None:
@@ -219,5 +223,5 @@ def _forward(
         left_out = ~valid
         if getattr(encoder, "mask_check", True):
             left_out = left_out & (valid[:, 1:] <= valid[:, :-1]).all()
-        found = found.masked_fill(left_out.unsqueeze(-1), 0.0)
-    return found if norm is None else norm(found)
+        output = output.masked_fill(left_out.unsqueeze(-1), 0.0)
+    return output if norm is None else norm(output)

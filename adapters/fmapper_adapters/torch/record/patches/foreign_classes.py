@@ -80,9 +80,9 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     if _is_foreign(value):
         children, rest = _flatten(value)
         return dict(zip(rest.names, children, strict=True)) or None
-    children, spec = pytree.tree_flatten(value, is_leaf=lambda one: one is not value)
-    known = tree_spec(spec)
-    return dict(zip(known.keys, children, strict=True)) if known.kind == "record" else None
+    children, spec = pytree.tree_flatten(value, is_leaf=lambda node: node is not value)
+    structure = tree_spec(spec)
+    return dict(zip(structure.keys, children, strict=True)) if structure.kind == "record" else None
 
 
 class Rest:
@@ -125,7 +125,9 @@ def _longest_first(names: list[str]) -> list[str]:
     """
     ordered: list[str] = []
     for name in names:
-        at = next((i for i, known in enumerate(ordered) if name.startswith(known)), len(ordered))
+        at = next(
+            (i for i, earlier in enumerate(ordered) if name.startswith(earlier)), len(ordered)
+        )
         ordered.insert(at, name)
     return ordered
 

@@ -92,8 +92,8 @@ def _nonzero(input: Any, *, as_tuple: bool = False, **options: Any) -> Any:
 
 
 def _places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    found = torch.nonzero(x.reshape(1) if x.ndim == 0 else x)
-    return tuple(found.select(1, dim) for dim in range(found.shape[1]))
+    places = torch.nonzero(x.reshape(1) if x.ndim == 0 else x)
+    return tuple(places.select(1, dim) for dim in range(places.shape[1]))
 
 
 def _split(
@@ -181,10 +181,10 @@ def _tensor(data: Any, **options: Any) -> Any:
         return torch.tensor(data, **options)
     kinds = {_kind(x) for x in leaves}
     dtype = options.get("dtype") or next(kind for kind in _kinds() if kind in kinds)
-    found = _stack(data, dtype).detach()
+    tensor = _stack(data, dtype).detach()
     if options.get("device") is not None:
-        found = found.to(options["device"])
-    return found.requires_grad_() if options.get("requires_grad") else found
+        tensor = tensor.to(options["device"])
+    return tensor.requires_grad_() if options.get("requires_grad") else tensor
 
 
 def _kinds() -> tuple[torch.dtype, ...]:
@@ -236,12 +236,12 @@ def _indices(index: Any) -> Any:
     if not isinstance(index, tuple):
         return _bounds(index) if isinstance(index, slice) else index
     return tuple(
-        _tensor(list(one))
-        if isinstance(one, list | tuple) and any(isinstance(x, torch.Tensor) for x in one)
-        else _bounds(one)
-        if isinstance(one, slice)
-        else one
-        for one in index
+        _tensor(list(item))
+        if isinstance(item, list | tuple) and any(isinstance(x, torch.Tensor) for x in item)
+        else _bounds(item)
+        if isinstance(item, slice)
+        else item
+        for item in index
     )
 
 
@@ -278,13 +278,13 @@ def _batch_norm(module: Any, x: Any) -> Any:
     _private.check_input_dim(module, x)
     module.num_batches_tracked.add_(1)
     mean, var = torch.zeros_like(module.running_mean), torch.zeros_like(module.running_var)
-    found = torch.nn.functional.batch_norm(
+    y = torch.nn.functional.batch_norm(
         x, mean, var, module.weight, module.bias, True, 1.0, module.eps
     )
     with torch.no_grad():
         for average, new in (module.running_mean, mean), (module.running_var, var):
             average.add_((new - average) / module.num_batches_tracked)
-    return found
+    return y
 
 
 _Norm: Any = _private.BatchNorm
@@ -295,9 +295,9 @@ def _data(x: Any) -> Any:
     """Computes `x.data` as an alias, so that changes in place are recorded."""
     if not isinstance(x, autograd.TRACED):
         return _DATA.__get__(x)
-    found: Any = x.detach()
-    found.is_data_of_computed = x.grad_fn is not None
-    return found
+    alias: Any = x.detach()
+    alias.is_data_of_computed = x.grad_fn is not None
+    return alias
 
 
 def _set_data(x: Any, values: Any) -> None:

@@ -85,15 +85,15 @@ def _find(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, Functi
     classes = {cls for inner in module.modules() for cls in type(inner).__mro__}
     todo = [function for cls in classes if _is_own(cls) for function in _methods(cls)]
     seen = {id(function) for function in todo}
-    known: set[tuple[int, str]] = set()
+    yielded: set[tuple[int, str]] = set()
     while todo:
         function = todo.pop()
         for names, name, other in _find_called(function):
             if id(other) not in seen:
                 seen.add(id(other))
                 todo.append(other)
-            if (id(names), name) not in known:
-                known.add((id(names), name))
+            if (id(names), name) not in yielded:
+                yielded.add((id(names), name))
                 yield names, name, other
 
 

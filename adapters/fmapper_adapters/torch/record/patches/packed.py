@@ -48,8 +48,8 @@ def packed_network(
     packed = rnn.pack_padded_sequence(data.reshape(steps, batch, -1), lengths.cpu())
     start = tuple(states) if name == "lstm" else states[0]
     options = (weights, has_biases, layers, dropout, train, bidirectional)
-    found, *ends = _private.get_recurrent(name)(packed.data, packed.batch_sizes, start, *options)
-    again = rnn.PackedSequence(found, packed.batch_sizes)
+    outputs, *ends = _private.get_recurrent(name)(packed.data, packed.batch_sizes, start, *options)
+    again = rnn.PackedSequence(outputs, packed.batch_sizes)
     padded, _ = rnn.pad_packed_sequence(again, total_length=steps)
     return [padded.reshape(steps * batch, -1), *ends]
 
@@ -74,11 +74,11 @@ def _(
 def lengths_in(args: Any, kwargs: Any) -> Any:
     """Returns the lengths of the packed sequence among the arguments, if any."""
     for arg in (*args, *kwargs.values()):
-        for one in arg if isinstance(arg, tuple | list) else (arg,):
-            if isinstance(one, torch.Tensor):
-                found = getattr(one, "packed_lengths", None)
-                if found is not None:
-                    return found
+        for item in arg if isinstance(arg, tuple | list) else (arg,):
+            if isinstance(item, torch.Tensor):
+                lengths = getattr(item, "packed_lengths", None)
+                if lengths is not None:
+                    return lengths
     return None
 
 
@@ -110,9 +110,9 @@ def call_packed(func: Any, args: Any, kwargs: Any, lengths: Any) -> Any:
     if name in _HARMLESS:
         return func(*args, **kwargs)
     if name in _ROW_BY_ROW:
-        found = func(*args, **kwargs)
-        found.packed_lengths = lengths
-        return found
+        result = func(*args, **kwargs)
+        result.packed_lengths = lengths
+        return result
     raise Refused(
         f"{name} reads the data of a PackedSequence, whose size depends on values. Call "
         f"pad_packed_sequence on it first."
@@ -123,9 +123,9 @@ def _network(
     name: str, lengths: Any, data: Any, sizes: Any, states: Any, weights: Any, *options: Any
 ) -> Any:
     start = list(states) if isinstance(states, tuple | list) else [states]
-    found: Any = packed_network(name, data, lengths, start, list(weights), *options)
-    found[0].packed_lengths = lengths
-    return tuple(found)
+    outputs: Any = packed_network(name, data, lengths, start, list(weights), *options)
+    outputs[0].packed_lengths = lengths
+    return tuple(outputs)
 
 
 def _unpack(

@@ -48,7 +48,7 @@ def _flat_weights(module: torch.nn.Module) -> set[str]:
     """Returns the names of the lists in which recurrent layers keep their own parameters."""
     recurrent = [n for n, part in module.named_modules() if isinstance(part, torch.nn.RNNBase)]
     lists = ("_flat_weights", "_flat_weight_refs")
-    return {f"{name}.{own}".strip(".") for name in recurrent for own in lists}
+    return {f"{name}.{attribute}".strip(".") for name in recurrent for attribute in lists}
 
 
 def _version(x: Any) -> int:

@@ -69,11 +69,11 @@ def _at(rows: Tensor, ranks: Tensor, interpolation: str) -> Tensor:
     )
 
 
-def _arrange(found: Tensor, x: Tensor, q: Any, dim: int | None, keepdim: bool) -> Tensor:
+def _arrange(quantiles: Tensor, x: Tensor, q: Any, dim: int | None, keepdim: bool) -> Tensor:
     """Puts several quantiles first; a single one has no dimension."""
-    found = found.movedim(-1, 0)
+    quantiles = quantiles.movedim(-1, 0)
     if keepdim and dim is None:
-        found = found.reshape(-1, *[1] * x.ndim)
+        quantiles = quantiles.reshape(-1, *[1] * x.ndim)
     elif keepdim and x.ndim and dim is not None:
-        found = found.unsqueeze(dim % x.ndim + 1)
-    return found if isinstance(q, Tensor) and q.ndim else found.squeeze(0)
+        quantiles = quantiles.unsqueeze(dim % x.ndim + 1)
+    return quantiles if isinstance(q, Tensor) and q.ndim else quantiles.squeeze(0)

@@ -21,8 +21,8 @@ _OPTIONS = (
 
 def _define(name: str, states: str, results: str) -> Any:
     def run(x: Any, hx: Any, *options: Any) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = tuple(_private.get_recurrent(name)(x, hx, *options))
-        return found
+        outputs: tuple[Any, ...] = tuple(_private.get_recurrent(name)(x, hx, *options))
+        return outputs
 
     def shapes(x: Any, hx: Any, *options: Any) -> tuple[Any, ...]:
         starts = hx if isinstance(hx, list | tuple) else [hx]

@@ -32,7 +32,7 @@ def restore_after(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
         if buffer is not None
     ]
     kept = {id(buffer): values for _, _, buffer, values in buffers}
-    values = {name: kept[id(one)] for name, one in module.named_buffers()}
+    values = {name: kept[id(tensor)] for name, tensor in module.named_buffers()}
     with keep_attributes(module) as state:
         plain = {name: x for name, x in state.arrays.items() if isinstance(x, torch.Tensor)}
         keeper = _Keeper({**plain, **dict(module.named_parameters())}, values)
@@ -113,7 +113,7 @@ class _Keeper(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.before = dict(buffers)
-        self._arrays = [(name, one, one.data) for name, one in tensors.items()]
+        self._arrays = [(name, tensor, tensor.data) for name, tensor in tensors.items()]
         self._at: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for name, _, data in self._arrays:
             if place := _place(data):
@@ -125,7 +125,7 @@ class _Keeper(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func == _SET_DATA:
-            self.before.update({n: data for n, one, data in self._arrays if one is args[0]})
+            self.before.update({n: data for n, tensor, data in self._arrays if tensor is args[0]})
         elif _writes(func, kwargs):
             for x in pytree.tree_leaves((args, kwargs)):
                 place = _place(x) if torch.is_tensor(x) else 0

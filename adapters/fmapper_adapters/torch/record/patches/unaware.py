@@ -61,5 +61,5 @@ class _Module(types.ModuleType):
     @property
     def FakeTensor(self) -> type:
         """The class, or for others than torch one that no tensor is of."""
-        found: type = vars(self)["FakeTensor"] if asks_torch(sys._getframe(1)) else _Never
-        return found
+        cls: type = vars(self)["FakeTensor"] if asks_torch(sys._getframe(1)) else _Never
+        return cls

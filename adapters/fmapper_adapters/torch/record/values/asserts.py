@@ -92,15 +92,15 @@ def _true_ones(mask: torch.Tensor, count: int) -> torch.Tensor:
 def _unmask(index: Any, counts: list[int]) -> tuple[Any, ...]:
     """Replaces masks in an index by numbers."""
     left = iter(counts)
-    found: list[Any] = []
-    for one in _parts(index):
-        found += _true_ones(one, next(left)).unbind(1) if _is_mask(one) else [one]
-    return tuple(found)
+    indices: list[Any] = []
+    for item in _parts(index):
+        indices += _true_ones(item, next(left)).unbind(1) if _is_mask(item) else [item]
+    return tuple(indices)
 
 
 def _get(call: Call, x: torch.Tensor, index: Any) -> torch.Tensor:
-    found: torch.Tensor = x[_unmask(index, call.counts) if call.counts else index]
-    return found
+    picked: torch.Tensor = x[_unmask(index, call.counts) if call.counts else index]
+    return picked
 
 
 def _put(call: Call, x: torch.Tensor, index: Any, value: Any) -> None:
@@ -112,14 +112,14 @@ def _put(call: Call, x: torch.Tensor, index: Any, value: Any) -> None:
 def _select(call: Call, input: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     together: Any = torch.broadcast_tensors  # untyped in torch
     x, mask = together(input, mask)
-    found: torch.Tensor = x[_unmask(mask, [call.results[0][0]])]
-    return found
+    picked: torch.Tensor = x[_unmask(mask, [call.results[0][0]])]
+    return picked
 
 
 def _nonzero(call: Call, input: torch.Tensor, *, as_tuple: bool = False) -> Any:
     x = input.reshape(1) if as_tuple and not input.ndim else input
-    found = _true_ones(x, call.results[0][0])
-    return found.unbind(1) if as_tuple else found
+    places = _true_ones(x, call.results[0][0])
+    return places.unbind(1) if as_tuple else places
 
 
 def _where(call: Call, condition: torch.Tensor, *values: Any, **named: Any) -> Any:

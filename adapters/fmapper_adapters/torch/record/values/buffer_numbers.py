@@ -53,7 +53,7 @@ def _values_of_buffers(exported: torch.export.ExportedProgram) -> dict[Node, Any
     """Returns the arrays of buffers and constants that the program does not change."""
     arrays = {**exported.constants, **exported.state_dict}
     inputs = [node for node in exported.graph.nodes if node.op == "placeholder"]
-    found = {
+    values = {
         node: arrays.get(spec.target)
         for node, spec in zip(inputs, exported.graph_signature.input_specs, strict=True)
         if spec.kind.name in ("BUFFER", "CONSTANT_TENSOR")
@@ -61,7 +61,7 @@ def _values_of_buffers(exported: torch.export.ExportedProgram) -> dict[Node, Any
     changed = _find_writes(exported.graph)
     return {
         node: array
-        for node, array in found.items()
+        for node, array in values.items()
         if node not in changed
         and isinstance(array, torch.Tensor)
         and not isinstance(array, _private.FakeTensor)
@@ -76,13 +76,13 @@ def _find_writes(graph: torch.fx.Graph) -> set[Node]:
         schema = _private.schema_of(node.target)
         if schema is not None and schema.is_mutable:
             todo += node.all_input_nodes
-    found: set[Node] = set()
+    written: set[Node] = set()
     while todo:
         node = todo.pop()
-        if node not in found:
-            found.add(node)
+        if node not in written:
+            written.add(node)
             todo += node.all_input_nodes
-    return found
+    return written
 
 
 def _value(node: Node, values: dict[Node, Any]) -> Any:
@@ -90,7 +90,7 @@ def _value(node: Node, values: dict[Node, Any]) -> Any:
     todo = [node]
     while todo:
         at = todo[-1]
-        left = [one for one in at.all_input_nodes if one not in values]
+        left = [source for source in at.all_input_nodes if source not in values]
         if at in values:
             todo.pop()
         elif left and _is_pure(at):
@@ -103,7 +103,7 @@ def _value(node: Node, values: dict[Node, Any]) -> Any:
 
 
 def _compute(node: Any, values: dict[Node, Any]) -> Any:
-    if any(values[one] is _UNKNOWN for one in node.all_input_nodes):
+    if any(values[source] is _UNKNOWN for source in node.all_input_nodes):
         return _UNKNOWN
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
     with torch.no_grad():
@@ -112,7 +112,9 @@ def _compute(node: Any, values: dict[Node, Any]) -> Any:
 
 def _is_pure(node: Node) -> bool:
     """Returns whether a node is a call that depends on its operands alone."""
-    if node.op != "call_function" or any(one.op == "get_attr" for one in node.all_input_nodes):
+    if node.op != "call_function" or any(
+        source.op == "get_attr" for source in node.all_input_nodes
+    ):
         return False
     schema = _private.schema_of(node.target)
     if schema is None:

@@ -66,12 +66,12 @@ def record_values(
 @contextlib.contextmanager
 def replace_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Replaces a module's forward within the block."""
-    before, own = module.forward, "forward" in vars(module)
+    before, overridden = module.forward, "forward" in vars(module)
     try:
         module.forward = forward
         yield
     finally:
-        if own:
+        if overridden:
             module.forward = before
         else:
             vars(module).pop("forward", None)
@@ -118,8 +118,8 @@ class _Informer(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        known = self._seen.get(_place(func))
-        call = known.popleft() if known else None
+        calls = self._seen.get(_place(func))
+        call = calls.popleft() if calls else None
         kwargs = kwargs or {}
         if call is None:
             return func(*args, **kwargs)
@@ -143,8 +143,8 @@ class _Informer(TorchFunctionMode):
         if len(leaves) != len(call.results):
             return result
         leaves = [_tell(leaf, fact) for leaf, fact in zip(leaves, call.results, strict=True)]
-        found = pytree.tree_unflatten(leaves, spec)
-        return torch.Size(found) if isinstance(result, torch.Size) else found
+        informed = pytree.tree_unflatten(leaves, spec)
+        return torch.Size(informed) if isinstance(result, torch.Size) else informed
 
 
 def _place(func: Any) -> _Place:

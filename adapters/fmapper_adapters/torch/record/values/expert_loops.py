@@ -36,7 +36,7 @@ from fmapper_adapters.torch.record.values.row_questions import Question
 
 _Tensor = torch.Tensor
 _Place: TypeAlias = tuple[types.CodeType, int, int]
-_NOT_CALLERS = tuple(os.path.dirname(str(one.__file__)) + os.sep for one in (torch, adapters))
+_NOT_CALLERS = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (torch, adapters))
 _NONZERO: set[Any] = {torch.nonzero, _Tensor.nonzero}
 _PLACES: set[Any] = {torch.where, _Tensor.where, *_NONZERO}
 _SHAPE: Any = _Tensor.shape.__get__  # type: ignore[attr-defined] # another object each time
@@ -127,8 +127,8 @@ class _Loops(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _ASKS and (known := self._answer(func, args)) is not None:
-            return known
+        if func in _ASKS and (answer := self._answer(func, args)) is not None:
+            return answer
         if self.iteration is not None and self.iteration.is_over():
             self.end_iteration()
         if self.iteration is not None:
@@ -178,7 +178,7 @@ class _Loops(TorchFunctionMode):
     def end_iteration(self) -> None:
         """Ends the current iteration; its tensors must not be used afterwards."""
         if self.iteration is not None:
-            self.past |= self.iteration.own
+            self.past |= self.iteration.made
             self.kept += self.iteration.kept
         self.iteration = None
 
@@ -228,7 +228,7 @@ class _Iteration:
         place: The code and the line of the loop, and the number of the expert.
         lines: The lines under the condition.
         masks: Masks with a true element for each row.
-        own: The memory of tensors that were computed in it.
+        made: The memory of tensors that were computed in it.
         others: The memory of its other operands.
         rows: The sizes of the indices that it uses.
         left_out: The sizes for which it ends early.
@@ -247,7 +247,7 @@ class _Iteration:
         self.place = place
         self.lines = None if question is None else question.lines
         self.masks: list[_Tensor] = []
-        self.own: set[int] = set()
+        self.made: set[int] = set()
         self.others: set[int] = set()
         self.kept: list[_Tensor] = []
         self.rows: set[Any] = set()
@@ -272,9 +272,9 @@ class _Iteration:
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = _tensors((args, kwargs))
         self.loops.refuse_own(given)
-        self.others |= {_memory(x) for x in given} - self.own
-        if func is _Tensor.numel and (found := self._row_count(args[0])) is not None:
-            return found
+        self.others |= {_memory(x) for x in given} - self.made
+        if func is _Tensor.numel and (count := self._row_count(args[0])) is not None:
+            return count
         if asserts.is_written(func, args):  # as part of a module name
             number = args[0].item()
             if not isinstance(number, int):
@@ -298,9 +298,9 @@ class _Iteration:
         name = getattr(func, "__name__", "")
         if func in _ADDS or (name.endswith("_") and not name.endswith("__")):
             changed += given[:1]
-        if any(_memory(x) not in self.own for x in changed) and not self._adds(func, args, kwargs):
+        if any(_memory(x) not in self.made for x in changed) and not self._adds(func, args, kwargs):
             raise NotProved(f"{name or func} writes to a tensor from outside")
-        self.own |= {_memory(x) for x in made} - self.others
+        self.made |= {_memory(x) for x in made} - self.others
         self.kept += made
         return result
 
@@ -320,7 +320,7 @@ class _Iteration:
         return not self.left_out or self.left_out == sizes & self.rows
 
     def _is_mask(self, x: Any) -> bool:
-        return any(x is one or _has_elements_of(x, one) for one in self.masks)
+        return any(x is mask or _has_elements_of(x, mask) for mask in self.masks)
 
     def _row_count(self, x: _Tensor) -> int | None:
         """Returns 1 in a line that ends an iteration without rows."""
@@ -336,8 +336,8 @@ class _Iteration:
 def _size(x: _Tensor) -> Any:
     """Returns the symbol of the first size, or a unique object."""
     size = x.shape[0]
-    found = size.node.expr if isinstance(size, torch.SymInt) else None
-    return found if isinstance(found, sympy.Symbol) else object()
+    expression = size.node.expr if isinstance(size, torch.SymInt) else None
+    return expression if isinstance(expression, sympy.Symbol) else object()
 
 
 def _is_unbacked(size: Any) -> bool:
@@ -358,8 +358,8 @@ def _has_elements_of(x: Any, mask: _Tensor) -> bool:
 
 
 def _memory(x: _Tensor) -> int:
-    found: int = _private.identity_of(x.untyped_storage())
-    return found
+    identity: int = _private.identity_of(x.untyped_storage())
+    return identity
 
 
 def _caller() -> types.FrameType:

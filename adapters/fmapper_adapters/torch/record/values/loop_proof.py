@@ -34,19 +34,21 @@ def prove(frame: types.FrameType) -> set[int]:
     except (OSError, SyntaxError) as error:
         raise NotProved("the source code is not available") from error
     ast.increment_lineno(tree, first - 1)
-    loops = [one for one in ast.walk(tree) if isinstance(one, ast.For)]
-    found = [one for one in loops if one.iter.lineno == frame.f_lineno]
-    if len(found) != 1 or (isinstance(found[0].iter, ast.Call) and not _is_nonzero(found[0].iter)):
+    loops = [child for child in ast.walk(tree) if isinstance(child, ast.For)]
+    matches = [child for child in loops if child.iter.lineno == frame.f_lineno]
+    if len(matches) != 1 or (
+        isinstance(matches[0].iter, ast.Call) and not _is_nonzero(matches[0].iter)
+    ):
         raise NotProved("the loop does not iterate over the tensor itself")
-    (loop,) = found
+    (loop,) = matches
     if not isinstance(loop.target, ast.Name) or loop.orelse:
         raise NotProved("the loop has several targets or an else block")
     stored = {loop.target.id, *names(loop.body, ast.Store)}
     body = Body(frame, stored)
     body.block(loop.body, {loop.target.id})
-    inside = {id(one) for part in loop.body for one in ast.walk(part)}
-    outer = [one for one in ast.walk(tree) if isinstance(one, ast.For | ast.While)]
-    is_nested = any(one is not loop and loop in ast.walk(one) for one in outer)
+    inside = {id(child) for part in loop.body for child in ast.walk(part)}
+    outer = [child for child in ast.walk(tree) if isinstance(child, ast.For | ast.While)]
+    is_nested = any(child is not loop and loop in ast.walk(child) for child in outer)
     for node in ast.walk(tree):
         if isinstance(node, ast.Global | ast.Nonlocal):
             raise NotProved("the function assigns to names of other scopes")
@@ -79,69 +81,71 @@ class Body:
         self.modules: set[str] = set()  # names of stateless modules
         self.others: set[str] = set()  # all other names
 
-    def block(self, body: list[ast.stmt], known: set[str]) -> set[str] | None:
+    def block(self, body: list[ast.stmt], defined: set[str]) -> set[str] | None:
         """Returns the names that are set after a block; None where it ends the iteration."""
-        for one in body:
-            found = self.statement(one, known)
-            if found is None:
+        for statement in body:
+            after = self.statement(statement, defined)
+            if after is None:
                 return None
-            known = found
-        return known
+            defined = after
+        return defined
 
-    def statement(self, one: ast.stmt, known: set[str]) -> set[str] | None:
+    def statement(self, statement: ast.stmt, defined: set[str]) -> set[str] | None:
         """Returns the names that are set after a statement; None where it ends the iteration."""
-        if isinstance(one, ast.Pass):
-            return known
-        if isinstance(one, ast.Continue):  # its condition is known for this expert
+        if isinstance(statement, ast.Pass):
+            return defined
+        if isinstance(statement, ast.Continue):  # its condition is known for this expert
             return None
-        if isinstance(one, ast.Assign):
-            self.expression(one.value, known)
-            for target in one.targets:
-                is_module = isinstance(target, ast.Name) and self.is_one_of_several(one.value)
+        if isinstance(statement, ast.Assign):
+            self.expression(statement.value, defined)
+            for target in statement.targets:
+                is_module = isinstance(target, ast.Name) and self.is_one_of_several(statement.value)
                 (self.modules if is_module else self.others).update(names([target], ast.Store))
-            return known.union(*[self.target(target, known) for target in one.targets])
-        if isinstance(one, ast.AugAssign):
-            self.expression(one.value, known)
-            if isinstance(one.target, ast.Name):
-                self.read(one.target.id, known)
-                return known
-            return known | self.target(one.target, known)
-        if isinstance(one, ast.Expr):
-            call = one.value
+            return defined.union(*[self.target(target, defined) for target in statement.targets])
+        if isinstance(statement, ast.AugAssign):
+            self.expression(statement.value, defined)
+            if isinstance(statement.target, ast.Name):
+                self.read(statement.target.id, defined)
+                return defined
+            return defined | self.target(statement.target, defined)
+        if isinstance(statement, ast.Expr):
+            call = statement.value
             if not isinstance(call, ast.Constant):
                 owner = getattr(getattr(call, "func", None), "value", None)
                 if not isinstance(owner, ast.Name) or not self.is_tensor(owner.id):
-                    raise NotProved(f"line {one.lineno} does something other than add rows")
-                self.expression(call, known)
-            return known
-        if isinstance(one, ast.With) and all(i.optional_vars is None for i in one.items):
-            for item in one.items:
-                self.expression(item.context_expr, known)
-            return self.block(one.body, known)
-        if isinstance(one, ast.If):
-            if _ends_without_rows(one):
-                self.expression(one.test, known)
-                self.asked.add(one.test.lineno)
-                return known
-            self.expression(one.test, known)
-            ways = [self.block(way, known) for way in (one.body, one.orelse)]
+                    raise NotProved(f"line {statement.lineno} does something other than add rows")
+                self.expression(call, defined)
+            return defined
+        if isinstance(statement, ast.With) and all(
+            i.optional_vars is None for i in statement.items
+        ):
+            for item in statement.items:
+                self.expression(item.context_expr, defined)
+            return self.block(statement.body, defined)
+        if isinstance(statement, ast.If):
+            if _ends_without_rows(statement):
+                self.expression(statement.test, defined)
+                self.asked.add(statement.test.lineno)
+                return defined
+            self.expression(statement.test, defined)
+            ways = [self.block(way, defined) for way in (statement.body, statement.orelse)]
             left = [way for way in ways if way is not None]
             return set.intersection(*left) if left else None
-        raise NotProved(f"line {one.lineno} is a statement that may have other effects")
+        raise NotProved(f"line {statement.lineno} is a statement that may have other effects")
 
-    def target(self, target: ast.expr, known: set[str]) -> set[str]:
+    def target(self, target: ast.expr, defined: set[str]) -> set[str]:
         """Returns the names that an assignment to a target sets."""
         if isinstance(target, ast.Name):
             return {target.id}
         if isinstance(target, ast.Tuple):
-            return {name for one in target.elts for name in self.target(one, known)}
+            return {name for element in target.elts for name in self.target(element, defined)}
         owner = target.value if isinstance(target, ast.Subscript) else None
         if (
             isinstance(target, ast.Subscript)
             and isinstance(owner, ast.Name)
             and self.is_tensor(owner.id)
         ):
-            self.expression(target.slice, known)
+            self.expression(target.slice, defined)
             return set()
         raise NotProved(f"line {target.lineno} keeps a value beyond the iteration")
 
@@ -149,16 +153,16 @@ class Body:
         """Returns whether a name from outside of the loop is a tensor."""
         return name not in self.stored and isinstance(self.frame.f_locals.get(name), _Tensor)
 
-    def read(self, name: str, known: set[str]) -> None:
+    def read(self, name: str, defined: set[str]) -> None:
         """Raises NotProved for a name that another iteration may have set."""
-        if name in self.stored and name not in known:
+        if name in self.stored and name not in defined:
             raise NotProved(f"{name} is carried from one iteration to the next")
 
-    def expression(self, value: ast.expr, known: set[str]) -> None:
+    def expression(self, value: ast.expr, defined: set[str]) -> None:
         """Raises NotProved for an expression that may have side effects."""
         for node in ast.walk(value):
             if isinstance(node, ast.Name):
-                self.read(node.id, known)
+                self.read(node.id, defined)
             elif isinstance(node, ast.Call):
                 self.callee(node.func)
             elif isinstance(
@@ -242,13 +246,13 @@ def _is_without_state(function: types.FunctionType) -> bool:
     return True
 
 
-def _ends_without_rows(one: ast.If) -> bool:
+def _ends_without_rows(statement: ast.If) -> bool:
     """Returns whether it is `if rows.numel() == 0: continue`."""
-    test = one.test
+    test = statement.test
     return (
-        len(one.body) == 1
-        and isinstance(one.body[0], ast.Continue)
-        and not one.orelse
+        len(statement.body) == 1
+        and isinstance(statement.body[0], ast.Continue)
+        and not statement.orelse
         and isinstance(test, ast.Compare)
         and isinstance(test.left, ast.Call)
         and isinstance(test.left.func, ast.Attribute)

@@ -41,7 +41,7 @@ def _is_copy(put: Node) -> bool:
     if picked.target is not _aten.index.Tensor or [*rows[1]] != [*indices]:
         return False
     mask = indices[-1]
-    if mask is None or any(one is not None for one in indices[:-1]):
+    if mask is None or any(index is not None for index in indices[:-1]):
         return False
     y = _value(rows[0])
     is_alike = (y.dtype, str(tuple(y.shape))) == (_value(x).dtype, str(tuple(_value(x).shape)))
@@ -87,11 +87,11 @@ def _call(graph: Any, put: Any, target: Any, *args: Any) -> Any:
 
 def _erase(graph: Any, picked: Node) -> None:
     """Erases rows that nothing computes with, and the checks of their number."""
-    found = [picked]
-    for node in found:
-        found += [user for user in node.users if user not in found]
-    if all(node is picked or _is_check(node) for node in found):
-        for node in sorted(found, key=[*graph.nodes].index, reverse=True):
+    nodes = [picked]
+    for node in nodes:
+        nodes += [user for user in node.users if user not in nodes]
+    if all(node is picked or _is_check(node) for node in nodes):
+        for node in sorted(nodes, key=[*graph.nodes].index, reverse=True):
             graph.erase_node(node)
 
 

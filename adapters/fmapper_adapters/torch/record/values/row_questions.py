@@ -153,7 +153,7 @@ def _prove(frame: types.FrameType, tree: ast.Module, statements: list[ast.stmt])
     Body(frame, stored).block(statements, set())
     if stored & {*frame.f_code.co_cellvars, *frame.f_code.co_freevars}:
         raise NotProved("other functions read these names")
-    inside = {id(one) for part in statements for one in ast.walk(part)}
+    inside = {id(child) for part in statements for child in ast.walk(part)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Global | ast.Nonlocal):
             raise NotProved("the function assigns to names of other scopes")

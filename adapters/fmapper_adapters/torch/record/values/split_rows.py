@@ -87,17 +87,17 @@ class _Part:
     def reshape(self, *shape: Any) -> _Part:
         """Returns the parts of each row as rows: `part.reshape(-1, part.shape[-1])`."""
         sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        own = (*self.rows.shape[1:],)
-        cut = len(own) - len(sizes) + 1
-        if cut < 0 or not all(type(size) is int for size in (*sizes, *own)):
+        row_shape = (*self.rows.shape[1:],)
+        cut = len(row_shape) - len(sizes) + 1
+        if cut < 0 or not all(type(size) is int for size in (*sizes, *row_shape)):
             _refuse("reshape")
-        if sizes[:1] != (-1,) or sizes[1:] != own[cut:]:
+        if sizes[:1] != (-1,) or sizes[1:] != row_shape[cut:]:
             _refuse("reshape")
         key = id(self.rows), sizes
         if key not in self.views:  # with the rows, or their id would be that of others
             self.views[key] = self.rows, self.rows.reshape(sizes)
         count = self.count
-        times = count.times * math.prod(own[:cut])
+        times = count.times * math.prod(row_shape[:cut])
         return _Part(self.views[key][1], _Count(count.counts, count.at, times), self.views)
 
     @classmethod
@@ -176,10 +176,10 @@ class _Splits(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is _Tensor.unbind and _may_count(args[0]):  # as torch records tolist
-            found = func(*args, **kwargs)
-            for at, element in enumerate(found):
+            elements = func(*args, **kwargs)
+            for at, element in enumerate(elements):
                 self.elements[id(element)] = element, _Count(args[0], at)
-            return found
+            return elements
         if func is _Tensor.item and id(args[0]) in self.elements:
             return self.elements[id(args[0])][1]
         if func in _SPLITS and (counts := _counts_of(*args[1:], **kwargs)) is not None:
@@ -226,22 +226,22 @@ def _put_together(tensors: Any, dim: int = 0) -> Any:
     _private.assert_async(fits, "the counts by which rows are split are not those of the rows")
     if all(part.rows is tensors[0].rows for part in tensors):
         return tensors[0].rows
-    own = torch.searchsorted(ends, torch.arange(many, device=ends.device), right=True)
-    found = tensors[0].rows
+    owners = torch.searchsorted(ends, torch.arange(many, device=ends.device), right=True)
+    rows = tensors[0].rows
     for at, part in enumerate(tensors[1:], 1):
-        here = (own == at).reshape(-1, *(1,) * (found.ndim - 1))
-        found = torch.where(here, part.rows, found)
-    return found
+        here = (owners == at).reshape(-1, *(1,) * (rows.ndim - 1))
+        rows = torch.where(here, part.rows, rows)
+    return rows
 
 
 def _are_all(counts: Any) -> bool:
     """Returns whether these are the counts of one tensor, in order."""
-    if not all(isinstance(one, _Count) for one in counts):
+    if not all(isinstance(count, _Count) for count in counts):
         return False
     first = counts[0]
     same = all(
-        one.counts is first.counts and one.at == at and one.times == first.times
-        for at, one in enumerate(counts)
+        count.counts is first.counts and count.at == at and count.times == first.times
+        for at, count in enumerate(counts)
     )
     return same and len(counts) == first.counts.shape[0]
 

@@ -70,11 +70,11 @@ def leave_out_layouts() -> Iterator[None]:
     """Leaves layouts out of the guards on sizes within the block."""
     evaluate: Any = ShapeEnv.evaluate_sym_node
     arrange = getattr(*_private.VIEW_RULE)
-    own = threading.get_ident()
+    thread = threading.get_ident()
     arranging = 0
 
     def evaluate_sym_node(self: Any, *args: Any, **options: Any) -> Any:
-        is_own = threading.get_ident() == own
+        is_own = threading.get_ident() == thread
         is_left_out = is_own and (arranging or _restricts_nothing(sys._getframe(1)))
         if not is_left_out:
             return evaluate(self, *args, **options)
@@ -87,7 +87,7 @@ def leave_out_layouts() -> Iterator[None]:
     def reshape(a: Any, shape: Any, allow_copy: bool) -> Any:
         nonlocal arranging
         # Elsewhere the steps are recorded, as of a decomposition.
-        if threading.get_ident() != own or sys._getframe(2).f_code.co_name != "_view_meta":
+        if threading.get_ident() != thread or sys._getframe(2).f_code.co_name != "_view_meta":
             return arrange(a, shape, allow_copy)
         arranging += 1
         try:
@@ -166,13 +166,13 @@ def _targets(node: Node) -> list[Node]:
     schema = _private.schema_of(node.target)
     if schema is None or not schema.is_mutable:
         return []
-    given = dict(zip([one.name for one in schema.arguments], node.args, strict=False))
+    given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False))
     given |= node.kwargs
     return [
         leaf
-        for one in schema.arguments
-        if one.alias_info is not None and one.alias_info.is_write
-        for leaf in pytree.tree_leaves(given.get(one.name))
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for leaf in pytree.tree_leaves(given.get(argument.name))
         if isinstance(leaf, Node)
     ]
 
@@ -194,4 +194,4 @@ def _changes_one(node: Node, written: Sequence[Node], later: Sequence[Node]) -> 
     if True in sides and first.op in ("placeholder", "get_attr"):
         return True
     used = (value for user in later for value in user.all_input_nodes)
-    return any(found is not None and found not in sides for found in map(side, used))
+    return any(answer is not None and answer not in sides for answer in map(side, used))

@@ -107,9 +107,9 @@ def _all_sizes(word: str, inputs: Any, *, only_first: bool) -> Any:
             f"dynamic_shapes={word!r} is not valid: write 'auto', a list with a string for each "
             "input, as in ['batch, _'], or the form that torch.export.export accepts"
         )
-    found = ShapesCollection()
+    shapes = ShapesCollection()
     for leaf in pytree.tree_leaves(inputs):
         if isinstance(leaf, torch.Tensor) and leaf.ndim:
             varying = range(1 if only_first else leaf.ndim)
-            found[leaf] = dict.fromkeys(varying, torch.export.Dim.AUTO)
-    return found
+            shapes[leaf] = dict.fromkeys(varying, torch.export.Dim.AUTO)
+    return shapes
