@@ -58,12 +58,12 @@ def _like(x: Any, query: Any) -> tuple[int, ...]:
 def _everywhere(function: Function, arrays: int, scores: int) -> Function:
     """Lifts a function of one position to all positions at once; arrays are shared."""
 
-    def lifted(*args: Any) -> Any:
+    def apply(*args: Any) -> Any:
         result = function(*args)
         return result[0] if isinstance(result, tuple) else result
 
     for dim in (3, 2, 1, 0):
         at: list[int | None] = [None] * 4
         at[dim] = 0
-        lifted = jax.vmap(lifted, in_axes=(*[0] * scores, *at, *[None] * arrays))
-    return lifted
+        apply = jax.vmap(apply, in_axes=(*[0] * scores, *at, *[None] * arrays))
+    return apply
