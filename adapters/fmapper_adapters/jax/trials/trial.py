@@ -115,9 +115,7 @@ class JaxTrial(Trial):
                 if isinstance(error, ValueError) and not is_expected:
                     raise
                 return Slope(refused=f"{error}".partition("\n")[0])
-            named = {
-                name: np.asarray(jnp.conj(slope)) for name, slope in gradients.items()
-            }
+            named = {name: np.asarray(jnp.conj(slope)) for name, slope in gradients.items()}
         return Slope(float(jnp.real(value)), named, after)
 
     def _compute(self, weights: Any, state: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:

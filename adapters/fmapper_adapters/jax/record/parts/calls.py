@@ -229,7 +229,8 @@ def call_and_note(
     if calls is None:
         return run(*args, **kwargs)
     callee = inspect.unwrap(function) if callable(function) else function
-    callee = callee if hasattr(callee, "__qualname__") else type(callee)  # such as `jax.vmap(model)`
+    if not hasattr(callee, "__qualname__"):  # such as `jax.vmap(model)`
+        callee = type(callee)
     name = callee.__qualname__.removesuffix(".__call__")
     calls.types.setdefault("", f"{callee.__module__}.{name}")
     calls.first_paths.setdefault("", "")
