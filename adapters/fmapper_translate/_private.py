@@ -62,3 +62,13 @@ def parameters_of(overload: Any) -> dict[str, tuple[str, Any]]:
     defaults = [one.default_value for one in overload._schema.arguments]
     pairs = zip(schema.arguments.flat_all, defaults, strict=True)
     return {one.name: (str(one.type), default) for one, default in pairs}
+
+
+def operations_within(
+    overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[tuple[Any, ...]], Any]:
+    """Runs an operation that PyTorch composes of others; returns those and its result."""
+    within: list[tuple[Any, ...]] = []
+    with torch.no_grad(), watch_operations(lambda *what: within.append(what)):
+        result = overload.decompose(*args, **kwargs)
+    return within, result

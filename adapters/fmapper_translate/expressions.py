@@ -6,7 +6,6 @@ import ast
 import builtins
 import functools
 import inspect
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from torch import nn
 from fmapper.translation import expr, literal, text
 from fmapper_translate import layers
 from fmapper_translate.constructions import make_activation, make_layer, make_partial
-from fmapper_translate.functions import Function
+from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.operations import (
     Given,
     NotTranscribed,
@@ -225,7 +224,7 @@ class Expressions:
             return node
         if isinstance(node, ast.Attribute):
             known, base = self._static(node.value)
-            if known and isinstance(base, types.ModuleType) and _is_standard(base.__name__):
+            if known and isinstance(base, types.ModuleType) and is_standard(base.__name__):
                 return ast.Attribute(self._reference(node.value, base), node.attr, ast.Load())
             if known and isinstance(base, type):
                 return ast.Attribute(self._reference(node.value, base), node.attr, ast.Load())
@@ -489,7 +488,3 @@ def _index(node: ast.expr) -> ast.expr:
 
 
 _INFINITIES = (float("inf"),)
-
-
-def _is_standard(name: str) -> bool:
-    return name.partition(".")[0] in (*sys.stdlib_module_names, "numpy")

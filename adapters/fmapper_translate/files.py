@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
+import builtins
 import functools
 import inspect
 import sys
@@ -17,7 +17,7 @@ from torch import nn
 from fmapper.translation import Helper, expr, helpers_of, literal, names_in, print_imports, text
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
 from fmapper_translate import flax_layers, layers
-from fmapper_translate.functions import Function
+from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.operations import NotTranscribed
 from fmapper_translate.recording import Recording
 from fmapper_translate.statements import Statements, quote
@@ -25,7 +25,8 @@ from fmapper_translate.statements import Statements, quote
 _IMPORTS = {
     "jax": "import jax", "jnp": "import jax.numpy as jnp", "np": "import numpy as np",
     "nnx": "from flax import nnx", "partial": "from functools import partial",
-    "math": "import math", "SimpleNamespace": "from types import SimpleNamespace",
+    "math": "import math", "operator": "import operator",
+    "SimpleNamespace": "from types import SimpleNamespace",
     "Any": "from typing import Any",
 }  # fmt: skip
 _LOAD = '''def load_weights(model: nnx.Module, state) -> nnx.Module:
@@ -129,24 +130,16 @@ class File:
             if function is not None:
                 self.add_function(function)
             return function is not None
-        if not isinstance(value, type) or value.__module__ == "builtins":
-            return False
-        if layers.is_library_module(value) or value.__module__.partition(".")[0] in _LIBRARIES:
-            return False
-        if (
-            value.__module__.partition(".")[0] in sys.stdlib_module_names
-            and value.__module__ != "__main__"
-        ):
+        if not isinstance(value, type) or not self._is_own(value):
             return False
         for base in reversed(value.__mro__):
-            if base is not object and base not in self._classes and self._is_own(base):
-                self._classes[base] = None
+            if self._is_own(base):
+                self._classes.setdefault(base)
         return True
 
     def _is_own(self, cls: type) -> bool:
         top = cls.__module__.partition(".")[0]
-        standard = top in sys.stdlib_module_names and top != "__main__"
-        return not standard and top not in _LIBRARIES
+        return top not in _LIBRARIES and (top == "__main__" or not is_standard(top))
 
     def add_function(self, function: Function) -> None:
         """Adds a function; of a method its class."""
@@ -163,31 +156,21 @@ class File:
     def add_global(self, function: Function, name: str, value: Any) -> bool:
         """Adds what a name of a module is; returns whether a file can have it."""
         if isinstance(value, types.ModuleType):
-            if value.__name__.partition(".")[0] in (*sys.stdlib_module_names, "numpy"):
+            if is_standard(value.__name__):
                 alias = "" if value.__name__ == name else f" as {name}"
                 self._imports[name] = f"import {value.__name__}{alias}"
-                return True
-            return False
-        if isinstance(value, bool | int | float | str | tuple | list | dict) and not isinstance(
-            value, type
-        ):
-            if hasattr(__builtins__, name):
-                return True
-            try:
-                self._constants[name] = text(literal(value))
-            except TypeError:
-                return False
+            return name in self._imports
+        if getattr(builtins, name, self) is value:
             return True
         module = getattr(value, "__module__", None)
-        if module == "builtins" or value is None or name in dir(__import__("builtins")):
-            return True
-        if isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names:
+        if isinstance(module, str) and is_standard(module):
             self._imports[name] = f"from {module} import {getattr(value, '__name__', name)}"
             return True
-        if getattr(value, "__module__", "") == "typing" or type(value).__module__ == "typing":
-            self._imports[name] = f"from typing import {name}"
-            return True
-        return False
+        try:
+            self._constants[name] = text(literal(value))
+        except TypeError:
+            return False
+        return True
 
     def layer_name(self, layer: layers.Layer) -> str:
         """Returns the name of a layer's class, another one where the source has that name."""
@@ -241,15 +224,6 @@ class File:
             return ast.Dict(
                 [self.value(key) for key in value], [self.value(one) for one in value.values()]
             )
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            self.add(type(value))
-            fields = [
-                (one.name, getattr(value, one.name))
-                for one in dataclasses.fields(value)
-                if one.init
-            ]
-            keywords = [ast.keyword(name, self.value(one)) for name, one in fields]
-            return ast.Call(expr(type(value).__name__), [], keywords)
         names = inspect.signature(type(value)).parameters if self._is_own(type(value)) else {}
         if names and not isinstance(value, type) and all(hasattr(value, name) for name in names):
             self.add(type(value))
@@ -282,28 +256,21 @@ class File:
         self.add(type(self._model))
         self._find_ties()
         done: dict[Any, str] = {}
-        while True:
-            before = (
-                len(self._classes),
-                len(self._functions),
-                len(self.has_mode),
-                len(self.draws | self.takes),
-            )
+        before = -1
+        while before < (now := self._size()):
+            before = now
             done = {one: self._print_class(one) for one in list(self._classes)}
             own = [one for one in self._functions if one.owner is None]
             done |= {one: "\n".join(Statements(self, one).lines()) for one in own}
-            after = (
-                len(self._classes),
-                len(self._functions),
-                len(self.has_mode),
-                len(self.draws | self.takes),
-            )
-            if before == after:
-                break
         blocks = [code for _, code in sorted(done.items(), key=lambda item: _place(item[0]))]
         ordered = self._in_order(blocks)
         constants = [f"{name} = {code}" for name, code in self._constants.items()]
         return self._assemble(title, constants, ordered)
+
+    def _size(self) -> int:
+        """Returns how much is known of what the file has to have."""
+        found = len(self._classes) + len(self._functions)
+        return found + len(self.has_mode) + len(self.draws) + len(self.takes)
 
     def _find_ties(self) -> None:
         for function in self.recording.functions:
@@ -381,7 +348,7 @@ class File:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 value = vars(sys.modules[cls.__module__]).get(node.id)
                 module = getattr(value, "__module__", None)
-                if isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names:
+                if isinstance(module, str) and is_standard(module):
                     self._imports[node.id] = f"from {module} import {node.id}"
         return textwrap.dedent(inspect.getsource(cls)).rstrip()
 

@@ -6,6 +6,7 @@ functions that it takes along with them.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import jax
@@ -133,6 +134,86 @@ class GroupNorm(nnx.Module):
             return y
         shape = (-1, *(1,) * (x.ndim - 2))
         return y * self.scale[...].reshape(shape) + self.bias[...].reshape(shape)
+
+
+class LSTM(nnx.Module):
+    """Layers of long short-term memory over sequences, with PyTorch's order of gates."""
+
+    gates = 4
+
+    def __init__(
+        self, input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0,
+        bidirectional=False, *, rngs,
+    ):  # fmt: skip
+        self.hidden_size, self.num_layers, self.batch_first = hidden_size, num_layers, batch_first
+        self.ends = ("", "_reverse") if bidirectional else ("",)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs)
+        init, width = nnx.initializers.uniform(2 * hidden_size**-0.5), input_size
+        for layer in range(num_layers):
+            for end in self.ends:
+                for name, size in (("weight_ih", width), ("weight_hh", hidden_size)):
+                    array = init(rngs.params(), (self.gates * hidden_size, size))
+                    setattr(self, f"{name}_l{layer}{end}", nnx.Param(array - hidden_size**-0.5))
+                for name in ("bias_ih", "bias_hh") if bias else ():
+                    array = jnp.zeros(self.gates * hidden_size)
+                    setattr(self, f"{name}_l{layer}{end}", nnx.Param(array))
+            width = len(self.ends) * hidden_size
+
+    def __call__(self, x, state=None):
+        x = x.swapaxes(0, 1) if self.batch_first else x
+        if state is None:
+            state = self.begin(jnp.zeros((self.num_layers * len(self.ends), *x.shape[1:-1])), x)
+        lasts = []
+        for layer in range(self.num_layers):
+            x = self.dropout(x) if layer else x
+            outputs = []
+            for at, end in enumerate(self.ends):
+                row = layer * len(self.ends) + at
+                first = jax.tree.map(operator.itemgetter(row), state)
+                last, y = self.run(x, first, f"_l{layer}{end}", reverse=bool(end))
+                lasts.append(last)
+                outputs.append(y)
+            x = jnp.concatenate(outputs, axis=-1)
+        last = jax.tree.map(lambda *all: jnp.stack(all), *lasts)
+        return x.swapaxes(0, 1) if self.batch_first else x, last
+
+    def begin(self, zeros, x):
+        zeros = jnp.broadcast_to(zeros[..., None], (*zeros.shape, self.hidden_size))
+        return zeros.astype(x.dtype), zeros.astype(x.dtype)
+
+    def run(self, x, first, end, *, reverse):
+        def project(name, y):
+            y = y @ getattr(self, f"weight_{name}{end}")[...].T
+            bias = getattr(self, f"bias_{name}{end}", None)
+            return y if bias is None else y + bias[...]
+
+        def step(state, given):
+            return self.step(given, lambda hidden: project("hh", hidden), state)
+
+        return jax.lax.scan(step, first, project("ih", x), reverse=reverse)
+
+    def step(self, given, recur, state):
+        hidden, cell = state
+        i, f, g, o = jnp.split(given + recur(hidden), 4, axis=-1)
+        cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+        hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+        return (hidden, cell), hidden
+
+
+class GRU(LSTM):
+    """Layers of gated recurrent units over sequences, with PyTorch's order of gates."""
+
+    gates = 3
+
+    def begin(self, zeros, x):
+        return super().begin(zeros, x)[0]
+
+    def step(self, given, recur, state):
+        reset, update, new = jnp.split(given, 3, axis=-1)
+        r, z, n = jnp.split(recur(state), 3, axis=-1)
+        update = jax.nn.sigmoid(update + z)
+        state = (1 - update) * jnp.tanh(new + jax.nn.sigmoid(reset + r) * n) + update * state
+        return state, state
 
 
 class MaxPool2d(nnx.Module):

@@ -44,6 +44,16 @@ class Function:
             node.value for node in self.nodes if isinstance(node, ast.Return) and node.value
         )
 
+    @functools.cached_property
+    def sets_attributes(self) -> bool:
+        """Whether it gives objects attributes, or modules buffers and parameters."""
+        setters = ("register_buffer", "register_parameter", "register_module", "add_module")
+        return any(
+            isinstance(node, ast.Attribute)
+            and (isinstance(node.ctx, ast.Store) or node.attr in setters)
+            for node in self.nodes
+        )
+
     @property
     def name(self) -> str:
         """Its name in the source."""
@@ -64,6 +74,11 @@ def is_of_model(file: str) -> bool:
     if "site-packages" not in path.parts:
         return not path.is_relative_to(_STANDARD)
     return path.parts[path.parts.index("site-packages") + 1] not in _LIBRARIES
+
+
+def is_standard(module: str) -> bool:
+    """Returns whether a module is of Python, or one that files import as they are: NumPy."""
+    return module.partition(".")[0] in (*sys.stdlib_module_names, "numpy")
 
 
 def functions_that_run(
@@ -116,9 +131,9 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:
         value = value.__func__
     if isinstance(value, property):
         value = value.fget
-    while isinstance(value, types.FunctionType):
+    value = inspect.unwrap(value) if callable(value) else value
+    if isinstance(value, types.FunctionType):
         yield value
-        value = getattr(value, "__wrapped__", None)
 
 
 def _read(target: types.FunctionType, owner: type | None) -> Function:

@@ -83,6 +83,8 @@ LAYERS: dict[type, Layer] = {
     nn.ConvTranspose2d: Layer("ConvTranspose2d", arrays=_channels(2)),
     nn.BatchNorm1d: Layer("BatchNorm1d", arrays=_BATCHED),
     nn.BatchNorm2d: Layer("BatchNorm2d", arrays=_BATCHED),
+    nn.LSTM: Layer("LSTM"),
+    nn.GRU: Layer("GRU"),
     nn.GroupNorm: Layer("GroupNorm", arrays=_SCALED),
     nn.MaxPool1d: Layer("MaxPool1d", takes_rngs=False),
     nn.MaxPool2d: Layer("MaxPool2d", takes_rngs=False),

@@ -12,7 +12,7 @@ import torch
 from fmapper import ConversionError
 from fmapper.translation import Call, DType, Printing, Value, expr, literal
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
-from fmapper_translate._private import parameters_of
+from fmapper_translate._private import operations_within, parameters_of
 from fmapper_translate.recording import Operation
 
 _DROPPED = frozenset({
@@ -146,11 +146,21 @@ class Operations:
                 printed = printer(p, *args, **kwargs)
             if printed is not None:
                 return literal(printed)
-        helper = self._dialect.fallback(call)
+        try:
+            helper = self._dialect.fallback(call)
+        except ConversionError:
+            return self._parts(operation)
         if self._dialect.draws(call.op):
             raise NotTranscribed(f"{call.op} draws random numbers")
         keywords = [ast.keyword(key, self._plain(one)) for key, one in kwargs.items()]
         return ast.Call(ast.Name(helper, ast.Load()), [self._plain(one) for one in args], keywords)
+
+    def _parts(self, operation: Operation) -> ast.expr:
+        """Returns the code for an operation that is composed of others."""
+        within, result = operations_within(operation.overload, operation.args, operation.kwargs)
+        if not within or result is NotImplemented:
+            raise NotTranscribed(f"{operation.name} has no lowering to JAX")
+        return self.print([Operation(*one) for one in within], result)
 
     def _plain(self, value: Any) -> ast.expr:
         if isinstance(value, DType):

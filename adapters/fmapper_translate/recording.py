@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import sys
 import types
 from collections import defaultdict
@@ -126,6 +127,7 @@ class Recording:
     def function_of(self, target: Any) -> Function | None:
         """Returns the function of the source that is called by calling this, if it ran."""
         target = getattr(target, "__func__", target)
+        target = inspect.unwrap(target) if callable(target) else target
         return next((one for one in self.functions if one.target is target), None)
 
     def watch(self, functions: Sequence[Function]) -> Iterator[None]:

@@ -333,7 +333,7 @@ class Statements:
             events[0].parts[call.func].value if events and call.func in events[0].parts else None
         )
         function = self._recording.function_of(callee)
-        if function is not None and function.makes_modules:
+        if function is not None and (function.makes_modules or function.sets_attributes):
             return False
         if not self._file.constructs(self._function):
             return False
