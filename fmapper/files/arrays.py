@@ -1,4 +1,4 @@
-"""Arrays with texts beside them in one safetensors file, read whole as NumPy arrays."""
+"""Arrays and texts in one safetensors file, read whole as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fmapper.files.untrusted import Misfit
 from fmapper.files.whole import new_file
 from fmapper.machine import host_memory
 
-_LARGE = 1 << 30  # bytes; for less it is not asked how much memory there is
+_LARGE = 1 << 30  # bytes; for less, the available memory is not checked
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
@@ -39,7 +39,7 @@ def read_arrays(file: BinaryIO, entries: Mapping[str, Entry]) -> dict[str, Any]:
     """Reads arrays of an open file.
 
     Raises:
-        Misfit: They do not fit into memory, or the file is damaged.
+        Misfit: The arrays do not fit into memory, or the file is damaged.
     """
     size = sum(entry.end - entry.start for entry in entries.values())
     memory = host_memory()[0] if size > _LARGE else None

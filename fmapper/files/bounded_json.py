@@ -16,17 +16,17 @@ from fmapper.switches import settings
 
 T = TypeVar("T")
 MOST_JSON = 150_000_000  # bytes of memory for the parsed text, by the weights below
-MOST_PROGRAM = 2_000_000_000  # the same for a program, where a call takes some five thousand
+MOST_PROGRAM = 2_000_000_000  # the same for a program, where each call takes about five thousand
 _MOST_FILE = 40_000_000  # bytes; an index of 210,000 arrays has some 25 million
 _DEEPEST = 256  # nested lists and objects
 _PIECE = 1 << 20  # characters that are counted at a time
-_WEIGHTS = {b":": 150, b"{": 200, b"[": 72, b",": 34}  # bytes of what each stands for in Python
+_WEIGHTS = {b":": 150, b"{": 200, b"[": 72, b",": 34}  # bytes of the Python object of each
 _OF_A_TEXT = 56
 _BRACKETS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in _BRACKETS)
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = b"0" * 26
-_LENGTHS_OF_AN_ENTRY = (1 << 11, 1 << 16)  # characters: of nearly all, and the most
+_LENGTHS_OF_AN_ENTRY = (1 << 11, 1 << 16)  # characters: the usual and the maximal length
 _DECODER = json.JSONDecoder(object_pairs_hook=object_of, parse_constant=no_constant)
 _NEXT = re.compile(r"[ \t\n\r]*([,}])[ \t\n\r]*")
 _COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
@@ -56,7 +56,7 @@ def _check(text: str, most: int) -> None:
     depth, is_text, at = 0, 0, 0
     while at < len(text):
         piece = text[at : at + _PIECE]
-        if (len(piece) - len(piece.rstrip("\\"))) % 2:  # an escape stays in one piece
+        if (len(piece) - len(piece.rstrip("\\"))) % 2:  # do not split an escape
             piece = text[at : at + _PIECE + 1]
         at += len(piece)
         plain = piece.encode("ascii", "replace")
@@ -72,7 +72,7 @@ def _check(text: str, most: int) -> None:
         depth = levels[-1]
         if max(levels) > _DEEPEST:
             raise Misfit("is nested too deeply")
-        if _LONG_NUMBER in bare.translate(_AS_ZEROS):  # a pattern takes longer
+        if _LONG_NUMBER in bare.translate(_AS_ZEROS):  # faster than a pattern
             raise Misfit("has a number with too many digits")
 
 
@@ -108,7 +108,7 @@ def read_json_table(
         row: Called with the value of each entry; returns what to keep of it.
 
     Returns:
-        What else is in the file, and what was kept.
+        The other contents of the file, and the results of `row`.
 
     Raises:
         Misfit: It is not a regular file, is too long, has no such entries, or is not JSON.
@@ -141,7 +141,7 @@ def _entry(text: str, at: int) -> tuple[Any, int]:
             found = _COLON.match(piece, end)
             if found is not None and type(name) is str:
                 value, end = _DECODER.raw_decode(piece, found.end())
-                if end < len(piece):  # else a number may go on
+                if end < len(piece):  # otherwise a number may continue
                     return value, at + end
         except RecursionError:
             raise Misfit("is nested too deeply") from None

@@ -1,11 +1,10 @@
 """The bounds for the contents of untrusted files, all in one place.
 
-Only the arrays of an honest checkpoint are large, and of these only the headers are read. Many
-small items (names, numbers, texts, lists) can take time and memory, so they are counted before they
-are parsed. The bounds keep each file within one second and 200 MB, and are far above the counts of
-known files: the largest models have some 200,000 arrays, in files of a few thousand each. What a
-file may have of something is what a second is enough for, on a processor that is half as fast as
-those of today.
+Only the arrays of a genuine checkpoint are large, and only their headers are read. Many small items
+(names, numbers, texts, lists) can take time and memory, so they are counted before they are parsed.
+The bounds keep each file within one second and 200 MB, and are far above the counts of known files:
+the largest models have some 200,000 arrays, in files of a few thousand each. Each bound is what a
+second suffices for, on a processor that is half as fast as those of today.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ _MOST = {
     "tensors": 75_000,  # in a pickle, which may all be views of one storage
     "arrays in all files": 210_000,  # a trillion parameters in int4 have 207,000
     "arrays of Orbax": 8_000,  # tensorstore takes a tenth of a millisecond for each
-    "numbers of Orbax": 4_000,  # and a quarter of a millisecond for one that is read
+    "numbers of Orbax": 4_000,  # and a quarter of a millisecond to read one
     "pieces": 50_000,  # of arrays of `torch.distributed.checkpoint`
-    "values in a piece each": 5_500,  # of it: a zip file, which is opened at once
+    "values in a piece each": 5_500,  # of `torch.distributed.checkpoint`, each a zip file
     "members": 50_000,  # of a zip file, where each array is a member
     "bytes of names": 20_000_000,  # of full dotted names, which may be longer than what is written
     "bytes of pickles": 16_000_000,  # of these
@@ -28,10 +27,10 @@ _MOST = {
     "parts": 400_000,  # arrays, values, and the dicts and lists that contain them
     "texts in lists": 2_000_000,  # skipped; vocabularies have less than half a million
     "bytes of pickled values": 250_000_000,  # of Python objects, estimated
-    "bytes of long headers": 20_000_000,  # of `.npy`: those that are not read with what follows
+    "bytes of long headers": 20_000_000,  # of `.npy`: headers too long to be read in one go
     "unusual headers": 10_000,  # of `.npy`; NumPy takes 50 microseconds for each
 }
-_BYTES_OF_ONE = {  # of the files, for each of which there may be one more; less than one takes
+_BYTES_OF_ONE = {  # bytes of the files per further item; less than an item takes
     "arrays of Orbax": 128,
     "numbers of Orbax": 128,
     "pieces": 1024,
@@ -48,7 +47,7 @@ WAY_OUT = (
 
 
 def check_count(count: int, what: str, nbytes: int = 0) -> None:
-    """Checks a count against its bound, which is higher for long files where each takes some room.
+    """Checks a count against its bound, which for some items grows with the size of the files.
 
     Args:
         count: The number of items, or a lower bound of it.
@@ -59,7 +58,7 @@ def check_count(count: int, what: str, nbytes: int = 0) -> None:
             `arrays in all files` (of a checkpoint),
             `tensors` (of a pickle), `pieces` (of arrays of `torch.distributed.checkpoint`),
             `values in a piece each`, `bytes of pickles` (of these), `bytes of names`.
-        nbytes: The bytes of the files that it is in.
+        nbytes: The bytes of the files that contain the items.
 
     Raises:
         Misfit: There are too many, and `settings.bounds` is not off.

@@ -12,8 +12,8 @@ from fmapper.files.untrusted import Misfit
 
 _POLYNOMIAL = 0xEDB88320  # of CRC-32, the coefficient of x**31 in the lowest bit
 _ONE, _EIGHTH = 1 << 31, 1 << 23  # the polynomials 1 and x**8
-_lock = threading.Lock()  # of all: a file has many, and it is held for microseconds
-_MOST_PARTS = 4096  # that are kept apart
+_lock = threading.Lock()  # one for all: a file has many, and holds it for microseconds
+_MOST_PARTS = 4096  # of a file that are kept apart
 
 
 class Checksum:
@@ -22,8 +22,8 @@ class Checksum:
     A range of which some bytes are never read is not verified.
 
     Args:
-        name: What the bytes are, for the error.
-        size: How many there are.
+        name: The name of the range, for the error.
+        size: The number of bytes.
         expected: Their CRC-32.
         head: The first bytes, which have been read before.
 
@@ -69,7 +69,7 @@ class Checksum:
             parts = self._parts
             at = bisect_right(parts, start, key=itemgetter(0))
             if parts[at - 1][1] > start or (at < len(parts) and parts[at][0] < stop):
-                return  # another thread has read some of it meanwhile
+                return  # another thread has read some of these bytes meanwhile
             if at < len(parts) and parts[at][0] == stop:
                 _, end, other = parts.pop(at)
                 checksum = join_checksums(checksum, other, end - stop)
@@ -80,13 +80,13 @@ class Checksum:
                 checksum = join_checksums(other, checksum, stop - start)
                 start = begin
             if len(parts) > _MOST_PARTS:
-                del parts[1:]  # what is read in many places is not read whole
+                del parts[1:]  # a range that is read in many places is not read whole
                 return
             parts.insert(at, (start, stop, checksum))
 
 
 def join_checksums(first: int, second: int, length: int) -> int:
-    """Returns the CRC-32 of two runs of bytes from those of each, as zlib's `crc32_combine`.
+    """Combines the CRC-32 of two runs of bytes into that of both, like zlib's `crc32_combine`.
 
     Args:
         first: The CRC-32 of the first run.

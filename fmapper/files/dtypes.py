@@ -1,4 +1,4 @@
-"""Dtypes by name: those of arrays in files, which movers cast to as well, and NumPy's."""
+"""Dtypes by name: those of arrays in files, to which movers can cast, and NumPy's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTYPES = {
 """The dtypes of checkpoints: fmapper's name -> the name in safetensors."""
 
 STORED_DTYPES = frozenset(DTYPES) | {"complex128"}
-"""The dtypes of formats that are not safetensors, which has no complex128."""
+"""The dtypes of formats other than safetensors, which lacks complex128."""
 
 
 @lru_cache(256)
@@ -48,7 +48,7 @@ def numpy_dtype(name: str) -> Any:
 
 @lru_cache(256)
 def name_of_dtype(dtype: Any) -> str:
-    """Returns the name of a NumPy dtype, which takes NumPy longer than all else about an array."""
+    """Returns the name of a NumPy dtype; cached, because NumPy is slow to compute it."""
     name: str = dtype.name
     return name
 

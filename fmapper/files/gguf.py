@@ -2,7 +2,7 @@
 
 See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The reader of the `gguf` package is
 not used: it creates an object for every element of a list, which takes seconds for a vocabulary,
-and does not limit what it accepts. The block sizes are those of the package.
+and has no bounds. The block sizes are those of the package.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Several processes write one result atomically, coordinated by files in a folder beside it.
+"""Lets several processes write one result atomically, coordinated by files in a folder beside it.
 
-They need no connection but the file system. Each says again and again that it is alive, so that the
-others end soon, with an error that names it, where one has died. What a meeting that did not end
-well has left goes with the next one.
+The processes share only the file system. Each writes a heartbeat, so that if one dies the others
+soon stop with an error that names it. The next meeting removes what a failed one has left.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fmapper.errors import CheckpointError
 PATIENCE = 20.0  # seconds that a process may be silent
 _BEAT = 0.25
 _LOOK = 0.02
-_PAUSE = 2.0  # the most that a late beat counts: the rest was a pause of this process
+_PAUSE = 2.0  # the most that a late beat counts: the rest is a pause of this process
 
 
 class Restart(Exception):
@@ -31,10 +30,10 @@ class Meeting:
     """One process among several that write `target`, numbered from 0.
 
     Args:
-        target: What they write.
+        target: The file or folder that they write.
         rank: The number of this process.
-        count: How many there are.
-        is_folder: They write a folder, which must not be there or be empty; else one file.
+        count: The number of processes.
+        is_folder: Whether the target is a folder, which must not exist or be empty, or a file.
     """
 
     def __init__(self, target: Path, rank: int, count: int, *, is_folder: bool = False) -> None:
@@ -42,15 +41,15 @@ class Meeting:
         self.folder = target.with_name(f"{target.name}.parts.tmp")
         self.data = self.folder / "data"
         self.token = ""
-        self._heard: dict[int, tuple[str, float]] = {}  # by rank: the last sign, and how old it is
-        self._lives = rank != 0  # process 0 does when the remains of an earlier meeting are gone
+        self._heard: dict[int, tuple[str, float]] = {}  # by rank: the last heartbeat, and its age
+        self._lives = rank != 0  # process 0 only once the remains of an earlier meeting are gone
         self._stop = threading.Event()
 
     def run(self, prepare: Callable[[], None], write: Callable[[], None]) -> None:
         """Lets process 0 prepare files in `data`, all processes write, and process 0 move them.
 
         Raises:
-            CheckpointError: Another process has failed, or is silent for too long; says which.
+            CheckpointError: Another process has failed or is silent for too long; names it.
         """
         with self._heartbeat():
             while True:
@@ -81,7 +80,7 @@ class Meeting:
         except FileNotFoundError:
             if self.rank == 0:
                 raise
-            until = time.monotonic() + PATIENCE  # process 0 may have failed, or begun again
+            until = time.monotonic() + PATIENCE  # process 0 may have failed or restarted
             self._wait([0], lambda: time.monotonic() > until)
             raise
         self._put(f"done-{self.rank}", self.token)
@@ -109,17 +108,17 @@ class Meeting:
         def is_there() -> bool:
             if self._read("at-0") == first:
                 return False
-            found[0] = self._read("begin")  # after the sign of life, when an old one is gone
+            found[0] = self._read("begin")  # after the heartbeat, when an old file is gone
             return found[0] not in ("", self._read("end"))
 
         self._wait([0], is_there)
         return found[0]
 
-    # --- who is there ---------------------------------------------------------------------------
+    # --- heartbeats -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _heartbeat(self) -> Iterator[None]:
-        """Says that this process is alive, and listens to the others, also while it writes."""
+        """Runs a thread that sends heartbeats and reads those of the other processes."""
 
         def beat() -> None:
             number, before = 0, time.monotonic()
@@ -144,7 +143,7 @@ class Meeting:
             (self.folder / f"at-{self.rank}").write_text(f"{uuid.uuid4().hex} {number}")
 
     def _listen(self, seconds: float) -> None:
-        """Records signs of life, some seconds after it was done last."""
+        """Records the heartbeats of the others, some seconds after the last time."""
         for rank in range(self.count):
             text = self._read(f"at-{rank}")
             known, age = self._heard.get(rank, ("", 0.0))
@@ -176,7 +175,7 @@ class Meeting:
                 raise Restart
             time.sleep(_LOOK)
 
-    # --- what lies in the folder ----------------------------------------------------------------
+    # --- the files of the folder ----------------------------------------------------------------
 
     def _says(self, name: str) -> bool:
         """Returns whether a process has written a file for this meeting."""

@@ -4,7 +4,7 @@ See https://huggingface.co/docs/safetensors. The library of that name is not use
 whole and not in parts, its functions for NumPy have no float8, and it does not place arrays where
 JAX can take them over. Nor is it used for headers alone: it accepts names that occur twice, fields
 that the format lacks, and any number of arrays, for each of which it takes a kilobyte; and it opens
-a path, which may lead elsewhere than the file that was checked, or be a URL.
+a path, which may lead to another file than the one that was checked, or be a URL.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_READ = 64_000_000  # bytes, of an untrusted file
 _MOST_WIDE = 16_000_000  # bytes of texts that are not ASCII
 _LONGEST_ENTRY = 1 << 12  # bytes of the entry of an array in an unusual form
 _MOST_DIMENSIONS = 64
-MOST_BYTES = 2**63 - 1  # of an array, not counting sizes of zero: NumPy's limit
+MOST_BYTES = 2**63 - 1  # bytes of an array, not counting sizes of zero: NumPy's limit
 _ALIGNMENT = 64  # arrays begin at multiples of it, so that JAX need not copy them
 _NAMES = {code: name for name, code in DTYPES.items()}
 _SIZES = {code: int("".join(filter(str.isdigit, code.split("_")[0])) or 8) // 8 for code in _NAMES}
@@ -50,11 +50,11 @@ _NEXT = re.compile(_W + rb"([,}])")
 _TEXT = re.compile(rb'"' + _CHARACTERS + rb'"')
 _ENTRY = re.compile(rb"\{" + _W + (_W + rb"," + _W).join([_FIELD] * 3) + _W + rb"\}")
 _ARRAY = re.compile(_KEY.pattern + _ENTRY.pattern + _NEXT.pattern)
-_USUAL = re.compile(  # as safetensors itself and JSON's writers in Python and Rust have it
+_USUAL = re.compile(  # as written by safetensors itself and JSON writers in Python and Rust
     rb'"([^"\\\x00-\x1f]{1,4096}+)":\{("dtype":"(?:\w++)","shape":\[(?:[0-9,]{0,2000}+)\]),'
     rb'"data_offsets":\[' + _INTEGER + rb"," + _INTEGER + rb"\]\}([,}])"
 )  # fmt: skip
-_UNKNOWN: tuple[str, tuple[int, ...], int] = ("", (), -1)  # a form that was not seen before
+_UNKNOWN: tuple[str, tuple[int, ...], int] = ("", (), -1)  # a form that has not occurred yet
 _FORM = re.compile(rb'"dtype":"(\w++)","shape":\[([0-9,]*+)\]')
 _CODE = re.compile(r"\w{1,32}", re.ASCII)
 _BYTES = "U8"
@@ -63,7 +63,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=object_of, parse_constant=no_const
 
 
 class Entry(NamedTuple):
-    """The place, dtype and shape of an array in a file; the dtype as it stands there if unknown."""
+    """The place, dtype and shape of an array in a file; an unknown dtype as the file spells it."""
 
     start: int
     end: int
@@ -89,11 +89,11 @@ class Header:
 def read_header(file: BinaryIO, size: int, *, unknown: bool = False) -> Header:
     """Reads the header of a file of `size` bytes, open at its beginning.
 
-    Every array lies behind the one before it, without holes, and the last one ends with the file.
+    Each array begins where the previous one ends, and the last one ends with the file.
 
     Args:
         file: The file.
-        size: Its bytes.
+        size: Its size in bytes.
         unknown: Whether arrays may have dtypes that are unknown.
 
     Raises:
@@ -113,7 +113,7 @@ def read_header(file: BinaryIO, size: int, *, unknown: bool = False) -> Header:
         raise Misfit("is not a safetensors file: its header is not UTF-8") from None
     entries = parser.entries
     position = _end(entries.values(), 8 + length)
-    if position != size:  # perhaps they are named in another order than they lie in
+    if position != size:  # perhaps the header has another order than the data
         order = sorted(entries.items(), key=lambda item: item[1][:2])
         position = 8 + length
         for name, (start, end, _, _) in order:
@@ -129,7 +129,7 @@ def read_header(file: BinaryIO, size: int, *, unknown: bool = False) -> Header:
 
 
 def _end(entries: Iterable[Entry], position: int) -> int:
-    """Returns where arrays end if each lies behind the one before it, else -1."""
+    """Returns the end of arrays of which each begins where the previous one ends; else -1."""
     for start, end, _, _ in entries:
         if start != position:
             return -1
@@ -140,7 +140,7 @@ def _end(entries: Iterable[Entry], position: int) -> int:
 class _Parser:
     """Parses a header one array at a time.
 
-    A parser of JSON would first make of it dicts and lists that take ten times its length.
+    A JSON parser would first create dicts and lists of ten times its length.
     """
 
     def __init__(self, data: bytes, begin: int, *, unknown: bool) -> None:
@@ -153,12 +153,12 @@ class _Parser:
         self.metadata: dict[str, str] = {}
 
     def header(self) -> None:
-        """Parses all of it.
+        """Parses the whole header.
 
         Raises:
-            Misfit: It is not a header; the message names the array, if there is one.
+            Misfit: The header is malformed; the message names the array, if any.
         """
-        count = self._data.count(b"data_offsets")  # may include texts with this word
+        count = self._data.count(b"data_offsets")  # texts may contain this word, too
         check_count(count, "arrays")
         is_open = self._open()
         while is_open:
@@ -186,7 +186,7 @@ class _Parser:
         return Misfit(f"is not a safetensors file: its header {message}")
 
     def _open(self) -> bool:
-        """Enters the object that begins here; returns whether it has entries."""
+        """Enters the object at the current position; returns whether it has entries."""
         found = _OPEN.match(self._data, self._at)
         if found is None:
             raise self._misfit("is not an object")
@@ -209,7 +209,7 @@ class _Parser:
         return found[1] == b","
 
     def _usual(self) -> bool:
-        """Adds the arrays that follow, up to an unusual one; returns whether the object ends."""
+        """Adds the next arrays in usual form; returns whether the object ends after them."""
         data, at, begin, entries = self._data, self._at, self._begin, self.entries
         match, new_entry = _USUAL.match, Entry.__new__
         forms: dict[bytes, tuple[str, tuple[int, ...], int]] = {}  # most arrays share a few
@@ -251,13 +251,13 @@ class _Parser:
             return False
         first, last = int(start), int(stop)
         if last - first != form[2]:
-            return False  # the slow parser raises with the reason
+            return False  # the slow parser raises an error with the reason
         begin = self._begin
         self.entries[name] = Entry(begin + first, begin + last, form[0], form[1])
         return True
 
     def _form(self, dtype: bytes, shape: bytes) -> tuple[str, tuple[int, ...], int]:
-        """Returns dtype, shape and bytes, cached because many arrays have the same."""
+        """Parses dtype, shape and bytes, with a cache because many arrays share them."""
         sizes = json.loads(b"[%b]" % shape)
         form = _check_form(dtype.decode(), sizes)
         self._forms[dtype, shape] = form
@@ -284,7 +284,7 @@ class _Parser:
     def _value(self, longest: int) -> Any:
         """Parses a value of at most `longest` bytes."""
         piece = self._data[self._at : self._at + longest]
-        text = codecs.getincrementaldecoder("utf-8")().decode(piece)  # may end inside a character
+        text = codecs.getincrementaldecoder("utf-8")().decode(piece)  # may end inside one
         for number in _LONG_NUMBER.finditer(text):
             raise Misfit(f"has a number with too many digits: {len(number[0])}")
         try:
@@ -316,7 +316,7 @@ class _Parser:
             found = _TEXT.match(self._data, self._at)
             if found is None:
                 raise self._misfit("has metadata that are not texts")
-            if b"\\u" in found[1] or not found[1].isascii():  # it takes four bytes a character
+            if b"\\u" in found[1] or not found[1].isascii():  # takes four bytes per character
                 wide += len(found[1])
                 if wide > _MOST_WIDE and settings.bounds:
                     raise Misfit(f"has more than {_MOST_WIDE:,} bytes of text. {WAY_OUT}")
@@ -327,7 +327,7 @@ class _Parser:
 
 
 def _in_order(found: re.Match[bytes]) -> tuple[bytes, ...]:
-    """Returns key, dtype, shape and place of an array whose fields stand in any order."""
+    """Returns key, dtype, shape and offsets of an array whose fields may have any order."""
     key, a, b, c, d, e, f, g, h, i, j, k, m, _ = found.groups()
     shape = b if b is not None else f if f is not None else j
     return key, a or e or i, shape, c or g or k, d or h or m
@@ -344,7 +344,7 @@ def _unescape(text: bytes) -> str:
 
 
 def _check_form(code: Any, shape: Any) -> tuple[str, tuple[int, ...], int]:
-    """Returns the name of a dtype, a shape, and the bytes of an array of these."""
+    """Checks a dtype and a shape; returns the dtype's name, the shape, and the array's bytes."""
     if type(code) is not str or code not in _NAMES:
         raise Misfit(f"has the unknown dtype {show(code)}")
     if type(shape) is not list:
@@ -362,8 +362,8 @@ def lay_out(
 ) -> tuple[bytes, Header]:
     """Returns the header for arrays of the given names, dtypes and shapes, in order.
 
-    The arrays begin at a multiple of 64. They follow in the order given, each at the place that
-    the header has for it.
+    The arrays begin at a multiple of 64. Write them in the given order, each at its place in the
+    header.
 
     Raises:
         Misfit: The format does not support a dtype, or the header would be too long.

@@ -1,4 +1,4 @@
-"""Source files that carry a digest of their text, so that a file that was edited is recognised."""
+"""Source files with a digest of their text, which shows whether they were edited."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _LENGTH = 16  # hexadecimal digits of the digest: it guards against accidents, n
 
 
 def with_stamp(text: str) -> str:
-    """Returns source code with a comment as its last line that holds a digest of the rest."""
+    """Appends a comment with a digest to source code."""
     return f"{text}\n{_MARK}{_digest(text)}\n"
 
 
 def is_edited(path: Path) -> bool:
-    """Returns whether a file exists and is not as `with_stamp` made it.
+    """Returns whether a file exists and was edited since `with_stamp` wrote it.
 
     Raises:
         OSError: It cannot be read.

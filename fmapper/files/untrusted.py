@@ -13,7 +13,7 @@ _LONGEST_REASON = 300  # characters
 
 
 class Misfit(Exception):
-    """Raised for malformed contents; the place is completed on the way out.
+    """Raised for malformed contents; callers add to the place as it propagates.
 
     Attributes:
         message: What is wrong.
@@ -50,9 +50,9 @@ class within:
 
 
 def path_problem(path: str | os.PathLike[str]) -> str:
-    """Explains why no file can have this name; empty if one can.
+    """Explains why no file can have this name; returns "" if one can.
 
-    Python raises a `ValueError` that does not contain the name, wherever it happens to open it.
+    Python itself raises a `ValueError` that does not contain the name.
     """
     text = os.fspath(path)
     if not text:
@@ -75,7 +75,7 @@ def show(value: Any) -> str:
 def reason_of(error: BaseException) -> str:
     """Returns the message of another library's error: short, and without control characters.
 
-    It may quote what the file holds.
+    The message may quote the contents of the file.
     """
     text = str(error).partition("\n")[0] or type(error).__name__
     text = text if text.isprintable() else ascii(text)[1:-1]
@@ -106,14 +106,14 @@ def member(folder: Path, name: str) -> Path:
     blobs of the same repository, and nowhere else.
 
     Raises:
-        Misfit: The file is missing, or a link that leads elsewhere.
+        Misfit: The file is missing, or a link that leads out of the folder.
     """
     path = folder / name
     try:
         real, home = path.resolve(strict=True), folder.resolve(strict=True)
     except FileNotFoundError:
         raise Misfit(f"{show(name)} is missing") from None
-    except (OSError, RuntimeError) as error:  # links in a circle, a folder that may not be read
+    except (OSError, RuntimeError) as error:  # circular links, a folder that may not be read
         raise Misfit(f"{show(name)} cannot be found: {error}") from None
     in_cache = home.parent.name == "snapshots" and real.parent == home.parents[1] / "blobs"
     if real.parent != home and not in_cache:
@@ -169,6 +169,6 @@ def open_regular(source: Path) -> Iterator[BinaryIO]:
         raise Misfit("is not a regular file")
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(source, "rb", opener=lambda path, _: os.open(path, flags)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was replaced meanwhile
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # the file was replaced meanwhile
             raise Misfit("is not a regular file")
         yield file

@@ -1,4 +1,4 @@
-"""Files and folders behind URLs, on the file systems of fsspec; and paths, which most are."""
+"""Files and folders by URL, on the file systems of fsspec, or by path."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _BLOCK = 1 << 18  # bytes that are read ahead of a header
 class Url:
     """A file or folder on a file system of fsspec.
 
-    It has of a path what reading and writing checkpoints asks for. There are no links to follow:
-    what a URL names is what its host gives.
+    It has those methods of a path that reading and writing checkpoints needs. There are no links to
+    follow: the host decides what a URL names.
 
     Attributes:
         text: The URL.
@@ -39,7 +39,8 @@ class Url:
         """Parses a URL.
 
         Raises:
-            BackendUnavailableError: fsspec is not installed, or not what it needs for this URL.
+            BackendUnavailableError: fsspec, or a package that it needs for this URL, is not
+                installed.
         """
         try:
             import fsspec
@@ -48,9 +49,9 @@ class Url:
                 f"{text}: URLs need the package fsspec, which is not installed: pip install fsspec"
             ) from None
         try:
-            # an instance of its own: transactions of several threads would be one otherwise
+            # an instance of its own, because cached ones would share transactions between threads
             system, inner = fsspec.core.url_to_fs(text, skip_instance_cache=True)
-        except ImportError as error:  # which package is missing is what it says
+        except ImportError as error:  # the error names the missing package
             raise BackendUnavailableError(f"{text}: {error}") from None
         except ValueError as error:
             raise CheckpointError(f"{text}: fsspec does not support it: {error}") from None
@@ -63,7 +64,7 @@ class Url:
     __repr__ = __str__
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether it is the same URL."""
+        """Returns whether both are the same URL."""
         return isinstance(other, Url) and self.text == other.text
 
     def __hash__(self) -> int:
@@ -82,7 +83,7 @@ class Url:
 
     @property
     def suffix(self) -> str:
-        """Returns how the name ends, from its last dot on."""
+        """Returns the end of the name, from its last dot on."""
         return posixpath.splitext(self.name)[1]
 
     def exists(self) -> bool:
@@ -98,7 +99,7 @@ class Url:
         return bool(self.system.isdir(self._inner))
 
     def names(self) -> list[str]:
-        """Returns the names of what is in the folder."""
+        """Returns the names of the entries of the folder."""
         found = self.system.ls(self._inner, detail=False)
         return sorted(posixpath.basename(str(path).rstrip("/")) for path in found)
 
@@ -106,7 +107,7 @@ class Url:
         """Returns how many bytes the file has.
 
         Raises:
-            Misfit: The host does not say.
+            Misfit: The host does not report it.
         """
         found = self.system.info(self._inner).get("size")
         if type(found) is not int or found < 0:
@@ -114,7 +115,7 @@ class Url:
         return found
 
     def mark(self) -> str:
-        """Returns a value that changes with the file, where the host has one."""
+        """Returns a value that changes with the file; empty if the host has none."""
         return str(self.system.ukey(self._inner))
 
     def open(self) -> BinaryIO:
@@ -150,9 +151,9 @@ def place_of(path: str | os.PathLike[str] | Url) -> Place:
     """Parses a path or a URL; `file://` is a path.
 
     Raises:
-        BackendUnavailableError: fsspec is not installed, or not what it needs for this URL.
-        CheckpointError: It is a URL that is none, or one that `Path` has damaged, or no file can
-            have this name.
+        BackendUnavailableError: fsspec, or a package that it needs for this URL, is not installed.
+        CheckpointError: It is an invalid URL, a URL that `Path` has damaged, or not a possible name
+            of a file.
     """
     if isinstance(path, Url):
         return path

@@ -16,8 +16,8 @@ from typing import BinaryIO
 def new_path(target: Path) -> Iterator[Path]:
     """Yields a temporary path; its file replaces `target` unless the block raises.
 
-    Until then it lies beside it as `NAME.PID-THREAD.tmp`. What a process that was killed has left
-    there goes now.
+    Until then the temporary file is beside it as `NAME.PID-THREAD.tmp`. Remains of killed processes
+    are removed first.
     """
     beside = _beside(target, folder=False)
     try:
@@ -39,7 +39,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     """Yields a temporary folder that replaces `target` unless the block raises.
 
     Raises:
-        FileExistsError: There is a folder of this name that holds something, or a file.
+        FileExistsError: The target is a file, or a folder that is not empty.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target} already exists and is not an empty folder")
@@ -58,12 +58,12 @@ def new_folder(target: Path) -> Iterator[Path]:
 def _beside(target: Path, *, folder: bool) -> Path:
     _clean_up(target, folder)
     beside = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    _remove(beside)  # of an earlier process with this id
+    _remove(beside)  # left by an earlier process with this id
     return beside
 
 
 def _remove_all(beside: Path) -> None:
-    """Removes a temporary path, and what libraries have made next to it under longer names."""
+    """Removes a temporary path, and files that libraries created beside it under longer names."""
     with os.scandir(beside.parent) as entries:
         names = [entry.name for entry in entries]
     for name in names:
@@ -80,7 +80,7 @@ def _remove(path: Path) -> None:
 
 def _clean_up(target: Path, folders: bool) -> None:
     """Removes the temporary files of processes that have died."""
-    if os.name != "posix":  # elsewhere one cannot ask whether a process is alive
+    if os.name != "posix":  # other systems cannot tell whether a process is alive
         return
     left = re.compile(re.escape(target.name) + r"\.(\d{1,9})(?:\.tmp|-\d+\.tmp(?:\..*)?)")
     with os.scandir(target.parent) as entries:
@@ -88,7 +88,7 @@ def _clean_up(target: Path, folders: bool) -> None:
     for entry, match in found:
         kind = entry.is_dir if folders else entry.is_file
         if match and kind(follow_symlinks=False) and not _is_alive(int(match[1])):
-            with contextlib.suppress(OSError):  # owned by others, or gone already
+            with contextlib.suppress(OSError):  # owned by another user, or already gone
                 _remove(Path(entry.path))
 
 

@@ -20,15 +20,15 @@ _END_64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _ENTRY = struct.Struct("<4s4B4HL2L5H2L")
 _LOCAL = struct.Struct("<4s5H3I2H")
-_LENGTHS = struct.Struct("<2H")  # of name and extra field, at its end
-_NEAR = 4096  # bytes that are read at once
-_USUAL_END = 256  # bytes, of a file without a comment
+_LENGTHS = struct.Struct("<2H")  # of the name and the extra field, at the end of the local header
+_NEAR = 4096  # bytes of one read
+_USUAL_END = 256  # bytes; enough for a file without a comment
 _COMMENT = 1 << 16  # bytes that may follow the end
 _MOST_LIST = 32_000_000  # bytes
 _PIECE = 1 << 20
-_PACKED = 1 << 16  # bytes that a state of zlib may still have to unpack
-_APART = 8 << 20  # bytes between states of zlib that are kept
-_MOST_STATES = 256  # of a member; each takes some 40 kB, and what it has not yet unpacked
+_PACKED = 1 << 16  # bytes of input that a saved zlib state may still have to unpack
+_APART = 8 << 20  # bytes between saved zlib states
+_MOST_STATES = 256  # of a member; each takes about 40 kB and its unread input
 _FULL = 0xFFFFFFFF
 _ENCRYPTED, _UTF_8 = 1, 1 << 11
 
@@ -44,11 +44,11 @@ class ZipMember(NamedTuple):
 
     Attributes:
         name: Its name.
-        offset: Where what stands before it begins in the file.
-        method: `ZipMember.STORED` or what it is compressed by.
-        packed: Its bytes in the file.
-        size: Its bytes unpacked.
-        checksum: Their CRC-32.
+        offset: The offset of its local header in the file.
+        method: `ZipMember.STORED`, or the method by which it is compressed.
+        packed: Its compressed size in bytes.
+        size: Its uncompressed size in bytes.
+        checksum: The CRC-32 of its uncompressed bytes.
     """
 
     name: str
@@ -67,13 +67,13 @@ class ZipMember(NamedTuple):
 class ZipMembers(dict[str, ZipMember]):
     """The members of a zip file by name.
 
-    `zipfile` makes an object of thirty fields for each, which takes ten microseconds, and as many
-    as a file says.
+    `zipfile` creates an object with thirty fields per member, which takes ten microseconds, and has
+    no bound on their number.
 
     Args:
-        file: The file, or a part of one: what has a `size` and `read_into`.
-        handle: The file, open.
-        most: How many members it may have; None for the bound of files.
+        file: The file or a part of it, an object with `size` and `read_into`.
+        handle: The descriptor of the open file.
+        most: The maximal number of members; None for the usual bound.
 
     Raises:
         Misfit: The file is not a zip file, is damaged, or has too many members.
@@ -92,7 +92,7 @@ class ZipMembers(dict[str, ZipMember]):
 
     @classmethod
     def only(cls, file: _File, handle: int, member: ZipMember) -> ZipMembers:
-        """Returns the members of a file of which only one is going to be read."""
+        """Creates an instance for reading a single member."""
         made = cls.__new__(cls)
         made._file, made._handle = file, handle
         made._near, made._near_at = b"", 0
@@ -100,7 +100,7 @@ class ZipMembers(dict[str, ZipMember]):
         return made
 
     def _list(self) -> tuple[bytes, int, int]:
-        """Returns the list of members, their number, and the end of their bytes."""
+        """Returns the raw list of members, their number, and the offset where their data ends."""
         size = self._file.size
         for length in (_USUAL_END, _COMMENT + _END.size):
             tail = self.bytes_at(max(0, size - length), length)
@@ -135,7 +135,7 @@ class ZipMembers(dict[str, ZipMember]):
         """Returns the offset of the bytes of a member in the file.
 
         Raises:
-            Misfit: The member is not there.
+            Misfit: The file has no such member.
         """
         head = self.bytes_near(member.offset, _LOCAL.size)
         if len(head) < _LOCAL.size or not head.startswith(b"PK\3\4"):
@@ -153,7 +153,7 @@ class ZipMembers(dict[str, ZipMember]):
         return bytes(out)
 
     def bytes_near(self, start: int, count: int) -> bytes:
-        """Returns a few bytes of the file; what follows is kept, since the next are often there."""
+        """Returns a few bytes of the file; caches those that follow, which are often read next."""
         at = start - self._near_at
         if not 0 <= at <= at + count <= len(self._near):
             self._near, self._near_at, at = self.bytes_at(start, max(count, _NEAR)), start, 0
@@ -176,7 +176,7 @@ class ZipMembers(dict[str, ZipMember]):
             raise Misfit(f"{show(member.name)} uses a compression that NumPy does not write")
         left = member.size if most is None else min(most, member.size)
         is_whole, checksum = check and left == member.size, 0
-        step = min(_PIECE, max(left, _NEAR))  # of a header, which is in the first few bytes
+        step = min(_PIECE, max(left, _NEAR))  # enough for a header
         try:
             for data in (self._pieces if member.is_stored else self._unpack)(member, step):
                 part = data[:left]
@@ -204,7 +204,7 @@ class ZipMembers(dict[str, ZipMember]):
             while data and not unpack.eof:
                 yield unpack.decompress(data, step)
                 data = unpack.unconsumed_tail
-        while not unpack.eof:  # output that is still buffered
+        while not unpack.eof:  # output that zlib still buffers
             found = unpack.decompress(b"", step)
             if not found:
                 return
@@ -212,9 +212,9 @@ class ZipMembers(dict[str, ZipMember]):
 
 
 class Unpacking:
-    """The unpacked bytes of a compressed member, from any place.
+    """Random access to the unpacked bytes of a compressed member.
 
-    To get there zlib has to unpack all that precedes it, so its state is kept now and then.
+    Since zlib has to unpack everything before a position, its state is saved at intervals.
 
     Args:
         member: The member.
@@ -227,7 +227,7 @@ class Unpacking:
         self._states: list[tuple[int, int, Any]] = [(0, 0, zlib.decompressobj(-zlib.MAX_WBITS))]
 
     def parts(self, archive: ZipMembers, start: int, count: int) -> Iterator[bytes]:
-        """Yields some bytes, from a place on.
+        """Yields `count` bytes from `start` on.
 
         Raises:
             Misfit: The member is damaged.
@@ -284,7 +284,7 @@ def _members(data: bytes, count: int, limit: int) -> Iterator[ZipMember]:
 
 
 def _check_apart(members: Iterable[ZipMember]) -> None:
-    """Raises where bytes belong to two members: few can then stand for very many."""
+    """Raises if members overlap, as in zip bombs."""
     end = 0
     for member in sorted(members, key=_offset):
         if member.offset < end:
@@ -296,7 +296,7 @@ _offset = attrgetter("offset")
 
 
 def _large(extra: bytes, *numbers: int) -> list[int]:
-    """Returns the sizes and the offset of a member, from the 64-bit fields where there are any."""
+    """Returns the sizes and the offset of a member, from its 64-bit fields if it has them."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)

@@ -33,7 +33,7 @@ from fmapper.warn import warn
 
 Where = Callable[[int], Link]
 
-_LARGE = 1 << 28  # bytes: less takes no time that anybody would notice
+_LARGE = 1 << 28  # bytes; moving less is too fast to notice
 _OUT_OF_MEMORY = re.compile("out of memory|RESOURCE_EXHAUSTED", re.IGNORECASE)
 UNTOUCHED = "Nothing was moved, and the tree is as it was."
 
@@ -43,16 +43,16 @@ class Route:
     """Arrays of one dtype on one device, and their target.
 
     Attributes:
-        source: The adapter whose arrays they are.
-        target: The adapter whose arrays they are to become.
-        origin: The device that they are on.
-        device: The device that they are wanted on.
-        dtype: Their dtype.
-        wanted: The dtype that they are to have.
-        held: The dtype in which the target holds `wanted`.
-        places: Where each of them is in the list of leaves.
+        source: The adapter to which the arrays belong.
+        target: The adapter of the results.
+        origin: The device of the arrays.
+        device: The device for the results.
+        dtype: The dtype of the arrays.
+        wanted: The dtype that was asked for.
+        held: The dtype in which the target stores `wanted`.
+        places: The index of each array in the list of leaves.
         arrays: The arrays.
-        note: Why they stay although they were to go.
+        note: Why the arrays stay although a move was asked for.
     """
 
     source: Arrays
@@ -77,7 +77,7 @@ class Route:
         return self.dtype != self.held
 
     def shares(self, copy: bool | None) -> bool:
-        """Returns whether the results are to share the memory of the arrays."""
+        """Returns whether the results share the memory of the arrays."""
         if copy is not None or self.source is self.target:
             return copy is False
         in_one_place = not isinstance(self.origin.index, tuple)
@@ -106,7 +106,7 @@ class _Batch:
 
     @property
     def casts(self) -> list[int]:
-        """The arrays whose dtype changes."""
+        """The indices of arrays whose dtype changes."""
         if not self.is_cast:
             return []
         return [at for at in range(len(self.arrays)) if self.route(at).is_cast]
@@ -115,7 +115,7 @@ class _Batch:
         return format_link(self.where(self.places[at]))
 
     def part(self, ats: Sequence[int]) -> _Batch:
-        """Returns the exchange of some of the arrays."""
+        """Returns a batch of some of the arrays."""
         by_route: dict[Route, list[int]] = {}
         for at in ats:
             by_route.setdefault(self.route(at), []).append(at)
@@ -188,14 +188,14 @@ def carry_out(
     """Moves the arrays of the routes; those already in place are not copied.
 
     Args:
-        routes: What is to become of the arrays among the leaves.
+        routes: The routes of the arrays among the leaves.
         leaves: All leaves.
-        where: Gives the path of a leaf by its index.
+        where: Returns the path of a leaf by its index.
         copy: As for a mover.
-        ties: Whether arrays that share memory do so afterwards; or each gets memory of its own.
+        ties: Whether arrays that share memory still share it afterwards, or get separate memory.
 
     Raises:
-        MoveError: An array could not be moved. Nothing that was given has changed.
+        MoveError: An array could not be moved. No argument has changed.
         LossyCastError: An array has values that its new dtype cannot hold.
     """
     results = list(leaves)
@@ -216,7 +216,7 @@ def carry_out(
         batch = _Batch(group, where)
         with step(large) if large else nullcontext():
             moved = _with_ties(batch, copy) if ties else _move(batch, copy)
-        if len(group) == 1 and len(moved) == len(results):  # these are all, in order
+        if len(group) == 1 and len(moved) == len(results):  # the batch has all arrays, in order
             results = moved
             continue
         for place, new in zip(batch.places, moved, strict=True):
@@ -232,7 +232,7 @@ def _what_is_large(routes: Iterable[Route]) -> str:
 
 
 def _with_ties(batch: _Batch, copy: bool | None) -> list[Any]:
-    """Moves arrays, and makes views of one another again of those that were."""
+    """Moves arrays; those that were views of others are views again."""
     arrays, source = batch.arrays, batch.source
     if copy is False or not source.may_share_memory(arrays):
         return _move(batch, copy)
@@ -261,7 +261,7 @@ def _move(batch: _Batch, copy: bool | None) -> list[Any]:
 
 
 def _portions(sizes: Sequence[int], most: int) -> Iterable[list[int]]:
-    """Yields groups of indices of arrays that fit into so many bytes, or one larger array."""
+    """Groups the indices of arrays into portions of at most `most` bytes, or one larger array."""
     ats: list[int] = []
     size = 0
     for at, nbytes in enumerate(sizes):
@@ -289,7 +289,7 @@ def _move_at_once(batch: _Batch, copy: bool | None) -> list[Any]:
 
 
 def _abstract(batch: _Batch, copy: bool | None) -> Iterable[Any]:
-    """Makes abstract arrays from shapes and dtypes alone."""
+    """Creates abstract arrays with the shapes and dtypes of the batch."""
     source, target = batch.source, batch.target
     if source is not target:
         for at, array in enumerate(batch.arrays):
@@ -311,7 +311,7 @@ def _within(batch: _Batch, copy: bool | None) -> Iterable[Any]:
     casts = _cast(source, batch.arrays, batch.casts, batch)
     if batch.origin != device:
         return source.to_device(casts, device, copy=None)
-    if copy is True:  # those that were cast are copies
+    if copy is True:  # arrays that were cast are copies
         same = [at for at in range(len(casts)) if not batch.route(at).is_cast]
         copies = source.to_device([casts[at] for at in same], device, copy=True)
         for at, new in zip(same, copies, strict=True):
@@ -326,7 +326,7 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
     if casts and copy is False:
         raise _no_copy(batch, casts[0])
     fresh = [at for at in casts if source.storable(batch.route(at).held) == batch.route(at).held]
-    if source.frozen:  # what it casts it would not let go without another copy
+    if source.frozen:  # it could not export its cast arrays without another copy
         exchange = _cast_on_host(batch, batch.export(arrays), fresh)
     else:
         arrays = _cast(source, arrays, fresh, batch) if fresh else arrays
@@ -343,7 +343,7 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
         return exchange
     if batch.device.kind != "cpu" or exchange.device is not None or not target.keeps_memory:
         return exchange
-    # What is cast or private is nobody else's, unless the source keeps it and says read-only.
+    # Nobody else holds arrays that are cast or private, unless the source made them read-only.
     own = {at for at in (*exchange.private, *fresh) if exchange.data[at].flags.writeable}
     others = [at for at in range(len(arrays)) if at not in own] if own else range(len(arrays))
     given = [exchange.data[at] for at in others] if own else exchange.data

@@ -1,4 +1,4 @@
-"""Collects the leaves of a tree, each once, and the facts that its nodes state about them."""
+"""Collects the leaves of a tree, each once, and the facts about them that nodes declare."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from fmapper.tree.walk import visit
 class Leaves:
     """The leaves of a tree that may move.
 
-    What has no identity, such as a number, is not among them. Leaves are found without their
-    paths, which cost more than all the rest; `where` looks for one when there is something to say.
+    Objects without identity, such as numbers, are not among them. Leaves are collected without
+    their paths, which would take most of the time; `where` searches for one when a message needs
+    it.
 
     Args:
         tree: Anything.
         is_leaf: Nodes for which it is true are leaves too.
-        known: Ids of what is left out.
+        known: Ids of objects to leave out.
 
     Attributes:
         by_id: The leaves, then the passengers of nodes. The ids are valid as long as this is kept.
         nodes: The nodes, each once, with their types.
-        aside: By id, what becomes of leaves that do not move as all others do.
-        missing: The leaves that nodes borrow and nothing else in the tree has, each after its node.
+        aside: By id, the rules for leaves that do not move like the others.
+        missing: Pairs of a node and a leaf that it borrows but that nothing else in the tree has.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Leaves:
         return visit(tree, is_leaf=self._is_leaf, once=True, known=self._known)
 
     def _collect(self) -> None:
-        """Collects leaves and nodes; nodes that borrow leaves come last, then what they borrow."""
+        """Collects leaves and nodes; nodes that borrow leaves come last, then these leaves."""
         leaves, nodes, is_leaf = self.by_id, self.nodes, self._is_leaf
         seen = set(self._known)
         stack: list[Any] = []
@@ -101,7 +102,7 @@ class Leaves:
                         continue
                     try:
                         inner = iter(kind.items(child))
-                    except FmapperError:  # this walk raises it too, and knows the path
+                    except FmapperError:  # the next walk raises this error again, with the path
                         for _ in self._visit(self._tree):
                             pass
                         raise
@@ -131,5 +132,5 @@ class Leaves:
 
 
 def _holds_only_leaves(node: dict[Any, Any]) -> bool:
-    """Returns whether a dict holds only arrays, as a state dict; False where none was met yet."""
+    """Returns whether a dict holds only arrays whose classes are already known."""
     return all(kinds.get(cls) is LEAF for cls in {*map(type, node.values())})

@@ -1,4 +1,4 @@
-"""Memory of the host: copies in one pass, on several threads where one is too slow, and buffers."""
+"""Copies and buffers in host memory, filled by several threads if one is too slow."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=tuple[Any, ...])
 ALIGNMENT = 64  # bytes; XLA takes over host memory only from such addresses
-_SMALL = 32 << 10  # below this an array gets memory of its own from the allocator
-_SLAB = 32 << 20  # larger ones share blocks of this size, which the system backs with huge pages
-_PIECE = 8 << 20  # what one thread copies at a time
+_SMALL = 32 << 10  # smaller arrays get memory of their own from the allocator
+_SLAB = 32 << 20  # larger arrays share blocks of this size, which the system backs with huge pages
+_PIECE = 8 << 20  # bytes that one thread copies at a time
 _PARALLEL = 4 << 20  # below this a thread costs more than it gains
-_MAX_THREADS = 8  # more do not make memory faster
-# What `madvise` of Linux is told. Python has no name for the last, which is of 5.14 and later.
+_MAX_THREADS = 8  # more do not use more of the memory's bandwidth
+# Arguments of Linux's `madvise`. Python has no name for the last, which needs Linux 5.14.
 _HUGE, _NOT_HUGE, _POPULATE_WRITE = 14, 15, 23
 _HUGE_PAGE = 2 << 20  # bytes
-_AT_HAND = 2e9  # bytes a second; small pages come at 3e9, huge ones at 15e9, or at 0.4e9
+_AT_HAND = 2e9  # bytes a second; small pages are mapped at 3e9, huge ones at 15e9, or at 0.4e9
 _FIRST_PAUSE, _LONGEST_PAUSE = 64 << 20, 1 << 30  # bytes of small pages before the next attempt
 
 _nbytes = attrgetter("nbytes")
 
 
 def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> list[Array]:
-    """Copies NumPy arrays into memory that nobody else holds.
+    """Copies NumPy arrays into private memory.
 
-    Large arrays begin at multiples of 64 bytes, and several may lie side by side in one block of
-    32 MiB, which lives as long as one of them: memory that is handed out in small portions is
-    slower to touch for the first time than to copy.
+    Large arrays begin at multiples of 64 bytes, and several may share one block of 32 MiB, which
+    lives as long as any of them: the first access to memory in small portions takes longer than the
+    copy.
 
     Args:
         arrays: NumPy arrays in native byte order, of any layout.
         order: `K` keeps the order of the axes in memory, `C` makes it row by row.
 
     Raises:
-        BatchError: There is no memory for one of them.
+        BatchError: There is not enough memory for an array.
     """
     sizes = list(map(_nbytes, arrays))
     if max(sizes, default=0) < _SMALL:
@@ -66,9 +66,9 @@ def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> l
 
 
 def host_buffers(wanted: Sequence[tuple[tuple[int, ...], Any]]) -> list[Array]:
-    """Allocates arrays of the given shapes and dtypes, in memory like that of copies.
+    """Allocates arrays of the given shapes and dtypes, in memory like that of `host_copies`.
 
-    It is not asked to be of huge pages, as NumPy asks for its own: `populate` decides that.
+    The memory does not ask for huge pages, unlike NumPy's: `populate` decides on them.
     """
     import numpy as np
 
@@ -80,27 +80,27 @@ def host_buffers(wanted: Sequence[tuple[tuple[int, ...], Any]]) -> list[Array]:
 
 
 class HugePages:
-    """Decides whether memory is taken in huge pages, by how fast the last ones came.
+    """Decides whether to map huge pages, by how long the last ones took.
 
-    They come five times as fast as small ones, except on a virtual machine that gives free memory
-    back to its host: there the host has to bring them again, at an eighth of the speed, while
-    small pages are made of what the machine has kept. After a slow one, small pages are taken
-    for a while, twice as long each time.
+    They are five times as fast as small ones, except on a virtual machine that returns free memory
+    to its host: there the host has to provide them again, at an eighth of the speed, while small
+    pages come from the memory that the machine has kept. After a slow one, small pages are used for
+    a while, twice as long each time.
     """
 
     def __init__(self) -> None:
-        self.skip = 0  # bytes to take in small pages before huge ones are tried
+        self.skip = 0  # bytes to map in small pages before huge ones are tried again
         self.pause = _FIRST_PAUSE
 
     def are_due(self, nbytes: int) -> bool:
-        """Returns whether the next bytes are taken in huge pages; if not, they count as skipped."""
+        """Returns whether to map the next bytes in huge pages; if not, they count as skipped."""
         if self.skip <= 0:
             return True
         self.skip -= nbytes
         return False
 
     def came(self, nbytes: int, seconds: float) -> bool:
-        """Notes how long huge pages took; returns whether to go on with them."""
+        """Records how long huge pages took; returns whether to continue with them."""
         if nbytes >= _AT_HAND * seconds:
             self.pause = _FIRST_PAUSE
             return True
@@ -113,15 +113,15 @@ _huge_pages = HugePages()
 
 
 def populate(part: Array, of: Array | None = None, huge: HugePages = _huge_pages) -> None:
-    """Has the system map the pages of an array at once, where it can, before they are written.
+    """Asks the system to map the pages of an array at once, before they are written.
 
-    Page by page, as they are written, it takes a fifth more time to read a file.
+    Mapping them one by one on the first write makes reading a file a fifth slower.
 
     Args:
-        part: What is written next, in C order.
-        of: The array that `part` is a piece of, whose memory is new; huge pages that reach beyond
-            the piece are taken if they lie in it. `part` itself if None.
-        huge: What decides on huge pages.
+        part: The array that is written next, in C order.
+        of: The new array that contains `part`; huge pages may reach beyond the piece, but not
+            beyond this array. `part` itself if None.
+        huge: The policy for huge pages.
     """
     advise = _madvise()
     if advise is None or part.nbytes < _SMALL:
@@ -135,13 +135,13 @@ def populate(part: Array, of: Array | None = None, huge: HugePages = _huge_pages
     if first < last and huge.are_due(last - first):
         _populate_huge(advise, first, last, huge)
     start = start // mmap.PAGESIZE * mmap.PAGESIZE
-    advise(start, stop - start, _POPULATE_WRITE)  # an older system refuses, and nothing is lost
+    advise(start, stop - start, _POPULATE_WRITE)  # older systems refuse, which does no harm
 
 
 def _populate_huge(
     advise: Callable[[int, int, int], int], first: int, last: int, huge: HugePages
 ) -> None:
-    """Maps huge pages one by one, until one is slow; the rest of them will be small."""
+    """Maps huge pages one by one, until one is slow; the rest are small pages."""
     if advise(first, last - first, _HUGE):
         return
     for start in range(first, last, _HUGE_PAGE):
@@ -161,7 +161,7 @@ def _bounds(array: Array) -> tuple[int, int]:
 
 @functools.cache
 def _madvise() -> Callable[[int, int, int], int] | None:
-    """Returns `madvise` of the C library; that of `mmap` holds the GIL."""
+    """Returns `madvise` of the C library, because Python's holds the GIL."""
     if sys.platform != "linux":
         return None
     import ctypes
@@ -226,11 +226,11 @@ def _array_in(a: Array, order: str, block: Array, at: int) -> Array:
 
 
 def copy_all(copies: Sequence[C], carry_out: Callable[[Sequence[C]], object]) -> None:
-    """Copies everything, on several threads where there is much of it.
+    """Copies arrays, on several threads if they are large.
 
     Args:
         copies: Tuples that begin with the array to write and the one to read.
-        carry_out: Does some of them one after the other; large ones are divided.
+        carry_out: Executes some of the copies one after the other; large ones are split.
     """
     size = sum(to.nbytes for to, *_ in copies)
     threads = min(threads_for_memory(), math.ceil(size / _PIECE))
@@ -242,13 +242,13 @@ def copy_all(copies: Sequence[C], carry_out: Callable[[Sequence[C]], object]) ->
     try:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(carry_out, _bundles(copies)))
-    except RuntimeError:  # the interpreter is going down and starts no more threads
+    except RuntimeError:  # the interpreter is shutting down and starts no more threads
         carry_out(copies)
 
 
 def threads_for_memory() -> int:
-    """Returns how many threads fill memory: one for each core that is free to use, up to 8."""
-    if hasattr(os, "sched_getaffinity"):  # not on a Mac or on Windows
+    """Returns how many threads to use for memory: one per core of this process, up to 8."""
+    if hasattr(os, "sched_getaffinity"):  # not available on macOS and Windows
         return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
     return min(_MAX_THREADS, os.cpu_count() or 1)
 
@@ -261,7 +261,7 @@ def _copy(pairs: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _bundles(copies: Sequence[C]) -> Iterator[list[C]]:
-    """Yields the copies in bundles of about one piece."""
+    """Groups the copies into bundles of about the size of one piece."""
     bundle: list[C] = []
     size = 0
     for copy in copies:

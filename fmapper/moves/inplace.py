@@ -29,10 +29,10 @@ def move_(tree: T, mover: Mover) -> T:
     """Moves a tree in place: modules, optimizers, functors and containers keep their identity.
 
     Torch parameters stay the same objects as well, as in `torch.nn.Module.to`, so whoever holds one
-    sees it moved; buffers and all other arrays are replaced in what holds them. Tuples cannot
-    change: one with other contents is replaced. Everything is moved before anything is changed, so
-    if one leaf cannot be moved the tree is as it was; old and new arrays need memory at once. An
-    optimizer keeps the parameters, but its own state only moves if it is given as well:
+    sees it moved; buffers and all other arrays are replaced in their nodes. Tuples are immutable: a
+    tuple with new contents is replaced. Everything is moved before anything is changed, so if one
+    leaf cannot be moved the tree is unchanged; this needs memory for old and new arrays at once. An
+    optimizer keeps the parameters, but its own state only moves if it is in the tree as well:
     `move_((model, optimizer), to_gpu)`.
 
     Args:
@@ -41,11 +41,11 @@ def move_(tree: T, mover: Mover) -> T:
 
     Returns:
         The tree itself, unless that cannot change: a leaf, a tuple, a frozen node of Equinox or
-        flax.struct. So write `model = move_(model, mover)` where you do not know.
+        flax.struct. If in doubt, write `model = move_(model, mover)`.
 
     Raises:
         TypeError: `mover` is not a mover.
-        MoveError: A leaf could not be moved, or an optimizer was given without its model. Nothing
+        MoveError: A leaf could not be moved, or an optimizer was passed without its model. Nothing
             has changed.
 
     The meaning is that of `torch.nn.Module.to`,
@@ -74,14 +74,14 @@ class _Change:
     """Plans how the contents of a moved tree replace those of the old one.
 
     Attributes:
-        steps: What is to be done, in order; each with what takes it back, whatever of it was done.
+        steps: Changes in order, each with a function that undoes it, even if it was interrupted.
     """
 
     def __init__(self) -> None:
         self.steps: list[tuple[Step, Step]] = []
 
     def adopt(self, old: Any, new: Any) -> Any:
-        """Returns the object for the place of `old`: `old` itself, if it can be changed."""
+        """Returns `old` with the contents of `new` if it can be changed in place, else `new`."""
         return TreeMap(self._leaf, resolve=self._type_of)(old, (new,))
 
     def _type_of(self, cls: type) -> NodeType | Kind:
@@ -126,7 +126,7 @@ def _restorer(put: Put, node: Any, before: Mapping[Any, Any]) -> Step:
             return
         _reset(state, held)
         put(node, before)
-        _reset(state, held)  # for nodes that make new lists of what they are given
+        _reset(state, held)  # for nodes that create new lists from their children
 
     return restore
 
@@ -138,7 +138,7 @@ def _reset(state: Any, held: dict[str, Any]) -> None:
 
 
 def carry_out(steps: Sequence[tuple[Step, Step]]) -> None:
-    """Does the first of each pair; takes them back with the second ones if that fails."""
+    """Runs the first function of each pair; if one fails, undoes them with the second ones."""
 
     def do_all() -> None:
         begun = 0
@@ -148,7 +148,7 @@ def carry_out(steps: Sequence[tuple[Step, Step]]) -> None:
                 do()
         except BaseException:
             for _, undo in reversed(steps[:begun]):
-                # A node that has refused new children refuses its old ones, too: it has them still.
+                # A node that rejected new children may reject its old ones, too; it still has them.
                 with suppress(BaseException):
                     undo()
             raise
@@ -157,7 +157,7 @@ def carry_out(steps: Sequence[tuple[Step, Step]]) -> None:
 
 
 def without_interrupt(action: Step) -> None:
-    """Runs something short, and delivers Ctrl+C only after it."""
+    """Runs a short function and delivers Ctrl+C only after it."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         action()
@@ -173,7 +173,7 @@ def without_interrupt(action: Step) -> None:
 
 
 def putter(node: Any, node_type: NodeType) -> Put | None:
-    """Returns a function that replaces the children of a node in place; None if it cannot be."""
+    """Returns a function that replaces the children of a node in place; None if impossible."""
     if node_type.put is not None:
         return node_type.put
     if isinstance(node, list | dict | deque):

@@ -20,43 +20,42 @@ from fmapper.errors import FmapperWarning
 from fmapper.tree.walk import visit
 from fmapper.warn import Warned, keeping_warnings, warn
 
-_PATIENCE = 2.0  # seconds for which the end of the program waits for all threads together
+_PATIENCE = 2.0  # seconds that the exit of the program waits for all threads together
 
 
 class DeviceLoader:
     """Batches from any iterable, moved ahead of their use while the program computes.
 
-    `for batch in DeviceLoader(batches, to_gpu)` sees the same batches in the same order as
-    `for batch in map(to_gpu, batches)`. A thread reads the source and moves what it gives, up to
-    `prefetch` batches ahead: with the one in use, `prefetch + 1` batches are on the device. It is a
-    thread and not a look ahead in the same one, because a transfer that runs by itself is only a
-    part of the work: reading, decoding, casting, checking and copying into the buffers that a GPU
-    reads from keep the caller busy. They run beside the program this way, mostly without the GIL.
+    `for batch in DeviceLoader(batches, to_gpu)` sees the same batches in the same order as `for
+    batch in map(to_gpu, batches)`. A thread reads the source and moves its batches, up to
+    `prefetch` of them ahead: with the one in use, `prefetch + 1` batches are on the device. It is a
+    thread, because the asynchronous transfer is only a part of the work: reading, decoding,
+    casting, checking and copying into pinned buffers would keep the caller busy. In a thread they
+    run beside the program, mostly without the GIL.
 
-    The thread takes along what belongs to the thread that started the iteration, as it was then:
-    context variables; in torch the current CUDA device, default device, grad and inference mode; in
-    JAX `enable_x64`, `default_device` and the transfer guards. `use_backend` belongs to the whole
-    program. On a GPU, torch copies on a stream of its own, and a batch is handed to the stream that
-    is current where it is received, so it can be used like any other tensor.
+    The thread inherits the settings of the thread that started the iteration: context variables; in
+    torch the current CUDA device, default device, grad and inference mode; in JAX `enable_x64`,
+    `default_device` and the transfer guards. `use_backend` belongs to the whole program. On a GPU,
+    torch copies on a stream of its own, and a batch is handed to the stream that is current where
+    it is received, so it can be used like any other tensor.
 
     An error in the source or in the mover is raised where its batch would have been, with a note
-    saying which it was, and ends the iteration. Warnings of fmapper come with their batch too. A
-    loop that is left early, an iterator that is dropped and the end of the program stop the thread;
-    what a source that can be read only once has given by then is lost. The next iteration waits
-    until the thread of the last one has let go of the source.
+    saying which it was, and ends the iteration. Warnings of fmapper are shown with their batch,
+    too. Leaving the loop early, dropping the iterator or ending the program stops the thread;
+    batches that it has already read from a one-time source are lost. The next iteration waits until
+    the thread of the last one has released the source.
 
-    The source is read at moments that are not fixed, so it must not look at what the loop does with
+    The source is read at unpredictable times, so it must not depend on what the loop does with
     earlier batches, and should draw from a random generator of its own if runs are to repeat
-    (`DataLoader(..., generator=...)`). CUDA tensors that a mover of your own hides in an object
-    without children are not handed over. An iteration belongs to one process: start it after a
-    fork, not before.
+    (`DataLoader(..., generator=...)`). CUDA tensors that a custom mover puts into objects without
+    children are not synchronized. An iteration belongs to one process: start it after a fork, not
+    before.
 
     Attributes:
         batches: An iterable of trees of arrays: a list, a generator, a torch `DataLoader`. Every
             iteration asks it for a new iterator, and `len(loader)` is its length.
-        mover: What is called with each batch: `to_gpu`, `to_jax(dtype="bfloat16")`, a function.
-        prefetch: How many batches are moved ahead; 0 moves each when it is asked for, without a
-            thread.
+        mover: The function that is called with each batch: `to_gpu`, `to_jax(dtype="bfloat16")` ...
+        prefetch: How many batches to move ahead; 0 moves each on request, without a thread.
 
     Examples:
         >>> import numpy as np
@@ -89,18 +88,18 @@ class DeviceLoader:
         self._last: _Worker | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Starts to read and to move, each iteration in a thread of its own."""
+        """Starts a thread that reads and moves the batches of this iteration."""
         if not self.prefetch:
             return _move_here(iter(self.batches), self.mover)
         if self._last is not None and self._last.stopped:
-            self._last.thread.join()  # it may be reading still, and two in one source tear it apart
+            self._last.thread.join()  # two threads must not read from one source
         source = iter(self.batches)
         reading = self._reading if source is self.batches else threading.Lock()
         self._last = _Worker(source, self.mover, self.prefetch, reading)
         return _Batches(self._last)
 
     def __len__(self) -> int:
-        """Returns the number of batches, where the source knows it."""
+        """Returns the number of batches, if the source has a length."""
         if not isinstance(self.batches, Sized):
             raise TypeError(f"{type(self.batches).__name__} does not know how many batches it has")
         return len(self.batches)
@@ -123,7 +122,7 @@ def _read(source: Iterator[Any], number: int) -> Any:
 def _move(mover: Callable[[Any], Any], batch: Any, number: int) -> Any:
     try:
         return mover(batch)
-    except StopIteration as error:  # it would end the loop as if there were no more batches
+    except StopIteration as error:  # it would end the loop like an exhausted source
         raise RuntimeError(f"the mover raised StopIteration at batch {number}") from error
     except BaseException as error:
         error.add_note(f"while a DeviceLoader moved batch {number}")
@@ -150,7 +149,7 @@ class _Parcel:
 
 
 class _Batches:
-    """The consumer's end: the thread stops when nobody holds this any more."""
+    """The consumer's side: the thread stops when nobody holds this object any more."""
 
     def __init__(self, worker: _Worker) -> None:
         self._worker = worker
@@ -168,7 +167,7 @@ class _Batches:
         for message, category in parcel.warned:
             try:
                 warn(message, category)
-            except FmapperWarning:  # the user has made it an error, and with it the batch
+            except FmapperWarning:  # a user's filter has made the warning an error
                 self.close()
                 raise
         if parcel.batch is _END:
@@ -178,22 +177,22 @@ class _Batches:
             try:
                 raise parcel.error
             finally:
-                del parcel  # this frame is one of those that the error holds
+                del parcel  # the error refers to this frame
         for receive in parcel.receive:
             receive()
         return parcel.batch
 
     def close(self) -> None:
-        """Stops the thread; there are no more batches."""
+        """Stops the thread and ends the iteration."""
         self._is_over = True
         self._worker.stop()
 
 
 class _Worker:
-    """The thread's end: reads and moves as long as there are permits, one for each batch ahead.
+    """The thread's side: reads and moves batches as long as it gets permits, one per batch.
 
-    What both ends share are `SimpleQueue`s: a finalizer may put to one at any moment, also while it
-    interrupts this very thread inside of the same queue. A lock or semaphore would be stuck then.
+    Both sides share `SimpleQueue`s, because a finalizer may put to them at any moment, even if it
+    interrupts this thread inside the same queue, where a lock or semaphore would deadlock.
     """
 
     def __init__(
@@ -216,8 +215,8 @@ class _Worker:
             daemon=True,  # a source that waits forever must not keep the program from ending
         )
         _workers.add(self)
-        atexit.unregister(_stop_all)  # to come before the frameworks take themselves down, the
-        atexit.register(_stop_all)  # newest entry being the first to be called
+        atexit.unregister(_stop_all)  # to run before the frameworks shut down, because the
+        atexit.register(_stop_all)  # newest entry is called first
         self.thread.start()
 
     def receive(self) -> _Parcel:
@@ -255,7 +254,7 @@ class _Worker:
         except BaseException as error:
             self._ready.put(_Parcel(error=error))
         if self.stopped:
-            self._clear()  # what came while it was being stopped
+            self._clear()  # parcels that arrived while it was being stopped
 
     def _send_one(
         self,
@@ -266,7 +265,7 @@ class _Worker:
     ) -> bool:
         """Sends one parcel when permitted; returns whether to go on.
 
-        It is a call of its own so that no batch is held while the thread waits.
+        It is a separate function so that no batch is referenced while the thread waits.
         """
         self._permits.get()
         with keeping_warnings() as warned:
@@ -284,10 +283,10 @@ class _Worker:
         number: int,
         warned: Sequence[Warned],
     ) -> _Parcel:
-        """Returns the next batch, the end, or the error that came instead.
+        """Returns the next batch, the end, or an error.
 
-        An error holds the frames that it came through and those that called them. None of them may
-        hold the error in turn: that cycle would keep batches until the garbage collector comes by.
+        An error refers to the frames that it went through and their callers. None of them may refer
+        to the error in turn: that cycle would keep batches alive until the garbage collector runs.
         """
         try:
             with reading:
@@ -301,7 +300,7 @@ class _Worker:
 
 
 def _hand_over(batch: Any) -> list[Callable[[], object]]:
-    """Returns the function that the consumer calls before it uses the arrays of a batch."""
+    """Returns functions that the consumer must call before it uses the arrays of a batch."""
     found: dict[str, tuple[Arrays, list[Any]]] = {}
     for _, leaf, node_type in visit(batch, once=True):
         adapter = adapter_of(leaf) if node_type is None else None
@@ -315,7 +314,7 @@ _workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
 
 
 def _stop_all() -> None:
-    """Ends all threads before the frameworks that they use shut down."""
+    """Stops all threads before the frameworks that they use shut down."""
     workers = list(_workers)
     for worker in workers:
         worker.stop()

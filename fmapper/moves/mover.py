@@ -54,15 +54,16 @@ _NO = _Given.NO
 class Mover(Router):
     """A callable that moves leaves or whole trees; created by `to_device` and its relatives.
 
-    `mover(tree)` is `fmap(mover, tree)`. Called with keywords alone it gives a mover so configured.
+    `mover(tree)` is `fmap(mover, tree)`. Called with keywords alone it returns a mover with these
+    options.
 
     Attributes:
-        name: What it was made as.
+        name: The name it was created under, such as `to_gpu`.
         backend: The backend whose arrays it makes; None to keep each leaf's own.
         spec: The device it moves to; None to keep each leaf where it lives.
         dtype: The dtype that floating and complex leaves get; None to keep each leaf's own.
         copy: True always copies, False never, None shares only what nobody can write to.
-        strict: What an undeclared holder of arrays and, for `to_gpu`, a missing GPU do.
+        strict: Whether undeclared holders of arrays and, for `to_gpu`, a missing GPU are errors.
         report: Called after a move with the `Plan` of what was done, such as `print`.
     """
 
@@ -128,7 +129,7 @@ class Mover(Router):
             )
         return spec
 
-    # The four steps: see `Router`
+    # The four steps of a move: see `Router`.
 
     @property
     def on_report(self) -> Callable[[Plan], object] | None:
@@ -140,13 +141,13 @@ class Mover(Router):
         return ((self, range(len(leaves))),)
 
     def mover_of_node(self, node: Any) -> Mover:
-        """Returns itself: a mover takes what is below every node."""
+        """Returns itself: a mover applies to every node."""
         return self
 
     def carry(
         self, routes: Sequence[Route], others: Sequence[int], leaves: Sequence[Any], where: Where
     ) -> list[Any]:
-        """Carries out what `routes` returned; returns the moved leaves, in order."""
+        """Executes the result of `routes`; returns the moved leaves, in order."""
         results = carry_out(routes, leaves, where, copy=self.copy)
         missing = next((route.note for route in routes if route.note), "")
         if missing:
@@ -155,8 +156,8 @@ class Mover(Router):
         for place in others:
             leaf = leaves[place]
             generator = self.generator(leaf, where, place)
-            if node_type_of(leaf) is not None:  # made a leaf by is_leaf=
-                if not known:  # what it is tied to, here and in other such leaves
+            if node_type_of(leaf) is not None:  # a node that is_leaf= made a leaf
+                if not known:  # objects to which it is tied, here and in other such leaves
                     known = {id(old): new for old, new in zip(leaves, results, strict=True)}
                     for at in others:
                         del known[id(leaves[at])]
@@ -167,7 +168,7 @@ class Mover(Router):
         return results
 
     def check_node(self, node: Any, node_type: NodeType, where: Callable[[Any], Link]) -> None:
-        """Raises for a node that holds arrays beside its children."""
+        """Raises for a node that holds arrays besides its children."""
         carried = node_type.carried
         if self.strict is False or (carried is not None and not carried(node)):
             return
@@ -177,7 +178,7 @@ class Mover(Router):
         """Raises for an optimizer that would leave its model behind.
 
         Raises:
-            MoveError: It would.
+            MoveError: The tree lacks the model's arrays.
         """
         if self.strict is not False:
             name = type(node).__name__
@@ -195,12 +196,12 @@ class Mover(Router):
         return dataclasses.replace(self, dtype=None)
 
     def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:
-        """Routes the arrays among leaves; leaves that are not arrays have no route.
+        """Routes the arrays among the leaves; returns also the indices of the other leaves.
 
         Raises:
-            NotAFunctorError: A leaf holds arrays and is not declared.
+            NotAFunctorError: An undeclared leaf holds arrays.
             UnsupportedLeafError: The target cannot hold an array.
-            DeviceError: An array cannot be on the device that is asked for.
+            DeviceError: An array cannot be on the requested device.
         """
         classes = set(map(type, leaves))
         by_class: dict[type, list[int]] = {}
@@ -224,8 +225,8 @@ class Mover(Router):
     def generator(self, leaf: Any, where: Where, place: int) -> Generator | None:
         """Moves a random generator; returns None for a leaf of another kind.
 
-        It goes to another device of its backend. It has no counterpart in another backend, draws
-        its numbers where it is, and stays there.
+        It can move to another device of its backend. It has no counterpart in other backends, so
+        there it stays where it is.
         """
         for adapter in adapters(Arrays):
             origin = adapter.generator_device(leaf)
@@ -234,7 +235,7 @@ class Mover(Router):
             device = origin
             if self.backend in (None, adapter.name) and not adapter.host_only:
                 _, device, _ = self._placed_target(adapter, origin, where, place)
-                if device.kind == "meta":  # no numbers are drawn there
+                if device.kind == "meta":  # no numbers are drawn on meta
                     device = origin
             return Generator(adapter, origin, device, self.copy is not True and origin == device)
         return None
@@ -325,19 +326,19 @@ def to_device(
     strict: bool | None = None,
     report: Callable[[Plan], object] | None = None,
 ) -> Mover:
-    """Makes a mover to a device, which keeps each leaf's backend, NumPy's apart on a GPU.
+    """Makes a mover to a device that keeps each leaf's backend, except for NumPy's on a GPU.
 
     Args:
         device: `"cpu"`, `"gpu"`, `"cuda:1"`, `"mps"`, `"meta"` ..., qualified by a backend or not
             (`"jax:gpu:0"`), a `Device`, or a framework's own device object.
-        dtype: The dtype that floating and complex leaves are to have.
-        copy: True always copies; False never does, and raises where it would have to.
-        strict: False leaves objects alone that hold arrays but are not declared.
+        dtype: The dtype for floating and complex leaves.
+        copy: True always copies; False never copies, and raises if a copy is needed.
+        strict: False ignores undeclared objects that hold arrays.
         report: Called after a move with the `Plan` of what was done, such as `print`.
 
     Raises:
         DeviceError: `device` is not a device; the message lists those that are.
-        DeviceUnavailableError: When it is used: the device is not here, and why.
+        DeviceUnavailableError: On use of the mover: the device is not available; says why.
 
     Examples:
         >>> import fmapper, numpy as np
@@ -361,7 +362,7 @@ to_gpu = Mover("to_gpu", spec=DeviceSpec(None, "gpu"))
 that sees a GPU (see `use_backend`). Options: dtype, copy, strict,
 report.
 
-Where there is no GPU it warns once and leaves everything where it is; with `strict=True` it raises
+Without a GPU it warns once and leaves everything where it is; with `strict=True` it raises
 `DeviceUnavailableError`, with `strict=False` it is silent.
 """
 
@@ -401,7 +402,7 @@ Examples:
 
 
 def _why_unsupported(adapter: Arrays, leaf: Any, target: Arrays, dtype: str) -> str:
-    """Explains why a dtype cannot be moved, in the words of its adapter if it never can."""
+    """Explains why a dtype cannot be moved, in its adapter's words if it never can."""
     try:
         adapter.check(leaf)
     except TypeError as error:
@@ -410,7 +411,7 @@ def _why_unsupported(adapter: Arrays, leaf: Any, target: Arrays, dtype: str) -> 
 
 
 def _alike(signatures: Sequence[Hashable], places: Sequence[int]) -> Iterable[Sequence[int]]:
-    """Groups indices by signature; nearly always all arrays of a model share one."""
+    """Groups indices by signature; usually all arrays of a model share one."""
     if len(set(signatures)) == 1:
         return [places]
     found: dict[Hashable, list[int]] = {}

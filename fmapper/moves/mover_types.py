@@ -1,7 +1,7 @@
 """Types of the arguments and results of movers, for type checkers only.
 
-An array becomes an array of another class where its framework changes; so do arrays right in a
-dict, list or tuple. Any other tree stays of its class, whatever becomes of the arrays in it.
+An array becomes an array of another class if its framework changes, and so do arrays directly in a
+dict, list or tuple. Any other tree keeps its class.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class More(Options, total=False):
 
 
 class Array(Protocol):
-    """The attributes of arrays of NumPy, torch and JAX that no model has."""
+    """Attributes that arrays of NumPy, torch and JAX have, and models do not."""
 
     @property
     def shape(self) -> Any: ...  # noqa: D102
@@ -49,7 +49,7 @@ class Array(Protocol):
 
 
 class NamedTuple(Protocol):
-    """Any named tuple: it stays of its class."""
+    """Any named tuple, which keeps its class."""
 
     def _asdict(self) -> dict[str, Any]: ...
 

@@ -14,19 +14,18 @@ from fmapper.moves.mover import Mover, to_numpy
 
 
 def bring(array: Any, mesh: Any, spec: Spec, adapter: Meshes, *, copy: bool | None = None) -> Any:
-    """Returns an array of any backend on a mesh.
+    """Moves an array of any backend onto a mesh.
 
     Args:
         array: The array.
         mesh: The mesh.
-        spec: Which axes of the mesh divide each dimension.
-        adapter: The adapter whose mesh it is.
-        copy: False shares the memory of shards with another framework, and raises where that
-            cannot be.
+        spec: The axes of the mesh that divide each dimension.
+        adapter: The adapter of the mesh.
+        copy: False shares the memory of shards with another framework, and raises if it cannot.
 
     Raises:
         CopyNeededError: `copy=False`, and the memory of a shard cannot be shared.
-        PlacementError: This process lacks some of what it is to hold.
+        PlacementError: This process lacks data of a part that it should hold.
     """
     assert isinstance(adapter, Arrays)
     source = _arrays(array)
@@ -49,7 +48,7 @@ def bring(array: Any, mesh: Any, spec: Spec, adapter: Meshes, *, copy: bool | No
 
 
 def place_as(old: Any, new: Any) -> Any:
-    """Shards new values like an array on a mesh; None where that is uneven."""
+    """Shards new values like an array on a mesh; returns None if the division is uneven."""
     adapter = _arrays(old)
     assert isinstance(adapter, Meshes)
     found = adapter.layout(old)
@@ -67,7 +66,7 @@ def _bridge(
 ) -> Any:
     """Moves an array from a mesh of another framework to this one.
 
-    Each process makes it of the parts that it holds; nothing is sent.
+    Each process assembles its parts from those that it holds, without communication.
     """
     assert isinstance(source, Arrays)
     assert isinstance(adapter, Arrays)
@@ -90,7 +89,7 @@ def _check_parts(
 ) -> None:
     """Checks that every process holds the parts that it needs.
 
-    All processes raise or none does: one that went on alone would wait for the others forever.
+    Either all processes raise or none: a single one that continued would wait forever.
 
     Raises:
         CopyNeededError: `copy=False`, and a process holds a part in pieces.
@@ -104,7 +103,7 @@ def _check_parts(
     worlds = source.process()[1], adapter.process()[1]
     lacking, pieces = [], []
     for process in range(max(worlds)):
-        # A framework that was not started across processes is alone in each of them.
+        # A framework that was not started across processes sees only itself in each of them.
         own = held.get(process if worlds[0] > 1 else 0, ())
         for box in needed.get(process if worlds[1] > 1 else 0, ()):
             if sum(_common(box, other) for other in own) < _common(box, box):

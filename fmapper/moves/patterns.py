@@ -15,11 +15,11 @@ from fmapper.tree.walk import walk
 Selector: TypeAlias = str | type
 """A path pattern or a class."""
 
-_TAKEN: Final[Positions] = frozenset({(-1, 0)})  # the rule has matched here or above
+_TAKEN: Final[Positions] = frozenset({(-1, 0)})  # the rule has matched at this place or above
 
 
 class _State:
-    """The progress of every rule at one place of a tree; equal states are one object."""
+    """The progress of all rules at one place of a tree; equal states are the same object."""
 
     __slots__ = ("after", "inside", "rules", "winner")
 
@@ -53,7 +53,7 @@ class Rules:
         """Finds the rules that match the nodes and leaves of a tree.
 
         Raises:
-            PlacementError: A rule matches nothing, or other rules take all that it matches.
+            PlacementError: A rule matches nothing, or earlier rules take all of its matches.
         """
         return Found(self, tree, is_leaf)
 
@@ -62,9 +62,9 @@ class Found:
     """The matches of rules in one tree.
 
     Attributes:
-        rules: For each object, by its id: the first of its places under each rule that takes it
-            there, or under None where no rule does.
-        objects: The objects, so that the ids stay theirs.
+        rules: For each object, by id: each rule that takes it at some place -> the first such
+            place. The key None has the first place that no rule takes.
+        objects: The objects, kept alive so that the ids stay valid.
     """
 
     def __init__(self, rules: Rules, tree: Any, is_leaf: Callable[[Any], bool] | None) -> None:
@@ -75,7 +75,7 @@ class Found:
         self._is_leaf = is_leaf
         self._matched: dict[int, Link] = {}
         self._won: set[int] = set()
-        self._lent: list[tuple[int, int | None, Link]] = []  # places that do not decide
+        self._lent: list[tuple[int, int | None, Link]] = []  # places of borrowed arrays
         self._leads: dict[int, Any] = {}
         self._paths = {
             at: Pattern(self._own(text, tree), PlacementError) for at, text in rules.paths.items()
@@ -144,7 +144,7 @@ class Found:
         return self._states[key]
 
     def _after(self, state: _State, text: str) -> _State:
-        """Returns the state after one more key, before classes are considered."""
+        """Returns the state after one more key, before rules for classes apply."""
         found = state.after.get(text)
         if found is None:
             new = list(state.rules)
@@ -156,7 +156,7 @@ class Found:
         return found
 
     def _inside(self, state: _State, thing: Any) -> _State:
-        """Returns the state at an object after the rules for its class."""
+        """Returns the state at an object after rules for its class apply."""
         cls = type(thing)
         found = state.inside.get(cls)
         if found is None:
@@ -168,7 +168,7 @@ class Found:
         return found
 
     def _own(self, pattern: str, tree: Any) -> str:
-        """Returns a pattern from the root, without the `model` that begins paths in messages."""
+        """Returns a pattern from the root, without the leading `model` of messages."""
         rest = pattern.removeprefix("model")
         if rest == pattern or rest[:1] not in ("", ".", "["):
             return pattern
@@ -177,7 +177,7 @@ class Found:
             return pattern
         return rest.removeprefix(".")
 
-    # --- rules that do nothing ------------------------------------------------------------------
+    # --- rules without effect -------------------------------------------------------------------
 
     def _check(self) -> None:
         problems = []
@@ -194,7 +194,7 @@ class Found:
             raise PlacementError("\n".join(f"the rule {problem}." for problem in problems))
 
     def name(self, rule: int) -> str:
-        """Returns a rule as its user wrote it."""
+        """Returns a rule as the user wrote it."""
         pattern = self._all.patterns[rule]
         return repr(pattern) if isinstance(pattern, str) else pattern.__qualname__
 

@@ -1,4 +1,4 @@
-"""Places parts of a model, selected by path or class, on devices and in dtypes of their own."""
+"""Chooses devices and dtypes for parts of a model, selected by path or class."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ T = TypeVar("T")
 
 
 class Keep:
-    """The class of `keep`, which leaves leaves as they are in the rules of `place` and `cast`.
+    """The class of `keep`, which excludes leaves in the rules of `place` and `cast`.
 
-    Put a rule with it before one that would take them.
+    Put such a rule before one that would match the same leaves.
     """
 
     def __repr__(self) -> str:
         return "keep"
 
     def __reduce__(self) -> str:
-        return "keep"  # the one object again, also for copy.copy and pickle
+        return "keep"  # the same object again, also for copy.copy and pickle
 
 
 keep: Final = Keep()
-"""Leaves what a rule of `place` or `cast` names as it is."""
+"""The target of rules of `place` and `cast` whose leaves stay as they are."""
 
 
 class Placement(Router):
     """A mover that moves each part of a tree according to rules.
 
-    `place(tree, rules)` is `Placement(rules)(tree)`; a placement is worth a name where it is used
-    more than once, planned (`plan(placement, tree)`), or given to a `DeviceLoader`.
+    `place(tree, rules)` is `Placement(rules)(tree)`. Create a placement to use it more than once,
+    to plan it (`plan(placement, tree)`), or to pass it to a `DeviceLoader`.
 
     Args:
-        rules: What is moved, by a path pattern or a class, and where to; see `place`.
+        rules: Path patterns or classes -> targets; see `place`.
         strict: False leaves objects alone that hold arrays but are not declared.
         report: Called after a move with the `Plan` of what was done, such as `print`.
 
@@ -105,7 +105,7 @@ class Placement(Router):
         return _placement, (self._shown, self.strict, self.report)
 
     def __call__(self, tree: T) -> T:
-        """Returns the tree, with each part where it belongs."""
+        """Returns the tree with each part moved according to the rules."""
         try:
             return fmap(self, tree)
         except Exception as error:
@@ -118,7 +118,7 @@ class Placement(Router):
         return self.report
 
     def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Router:
-        """Returns the placement for one tree, with its rules resolved."""
+        """Resolves the rules for one tree."""
         return _Placing(self, self._rules.find_matches(tree, is_leaf))
 
 
@@ -134,17 +134,17 @@ def place(
     strict: bool | None = None,
     report: Callable[[Plan], object] | None = None,
 ) -> T:
-    """Returns a new tree with each part where a rule sends it.
+    """Returns a new tree whose parts are moved according to rules.
 
-    The first rule that matches a leaf decides; `"*"` is what holds for the rest, and is tried last
-    wherever it stands. What no rule matches stays as it is, unless it is tied to what moves: a tied
-    array goes along. Either everything is moved or, when something fails, nothing.
+    The first rule that matches a leaf applies; `"*"` matches the rest, and is tried last at any
+    position. Leaves without a rule stay as they are, unless they are tied to arrays that move:
+    these move along. Either everything is moved or, if something fails, nothing.
 
-    A rule names its leaves by a class, which takes its instances and all that is below them, or by
-    a path pattern, which takes what is there and all below it. `encoder[1].weight`, as paths are
-    printed, and `encoder.1.weight`, as a state has them, are the same, with `model` before it or
-    not. `*` stands for anything, dots included: `*norm*`, `layers.*.weight`. `layers[2:5]` are
-    those of a list; `['a.b']` is a key as it is, and `{i:0-3}` or `{part:q|k}` are alternatives, as
+    A rule selects leaves by a class, which matches its instances and everything below them, or by a
+    path pattern, which matches that path and everything below it. `encoder[1].weight`, as in
+    messages, and `encoder.1.weight`, as in a state, are equivalent, with or without a leading
+    `model`. `*` matches anything, dots included: `*norm*`, `layers.*.weight`. `layers[2:5]` is a
+    slice of a list; `['a.b']` is a literal key, and `{i:0-3}` or `{part:q|k}` are alternatives, as
     in the rules for checkpoints.
 
     Args:
@@ -155,9 +155,9 @@ def place(
         report: Called after the move with the `Plan` of what was done, such as `print`.
 
     Raises:
-        PlacementError: A rule matches nothing or comes too late, or rules send an array that is
-            tied, or views of one array, to two places; the message names paths and rules.
-        DeviceUnavailableError: A device is not here.
+        PlacementError: A rule matches nothing or comes too late, or rules send a tied array, or
+            views of one array, to different places; the message names paths and rules.
+        DeviceUnavailableError: A device is not available.
         MoveError: A leaf could not be moved.
 
     Examples:
@@ -180,17 +180,17 @@ def cast(
 ) -> T:
     """Casts the floating and complex arrays of a tree, each on its device.
 
-    Values are rounded, very small ones to zero; what would become infinite is an error.
+    Values are rounded, very small ones to zero; a value that would become infinite is an error.
 
     Args:
         tree: Anything.
-        dtype: A dtype for all, or rules as `place` takes them: `{"*": "bfloat16", "*norm*":
-            "float32"}`. `"*"` is what holds for the rest.
+        dtype: A dtype for all arrays, or rules as for `place`: `{"*": "bfloat16", "*norm*":
+            "float32"}`. `"*"` matches the rest.
         strict: False leaves objects alone that hold arrays but are not declared.
         report: Called after the cast with the `Plan` of what was done, such as `print`.
 
     Raises:
-        ValueError: It is not a floating or complex dtype.
+        ValueError: `dtype` is not a floating or complex dtype.
         PlacementError: As for `place`.
         LossyCastError: A finite value would become infinite.
 
@@ -241,7 +241,7 @@ class _Placing(Router):
         self.found = found
         self._movers = tuple(placement.rules.values())
         self._split: dict[int, str] | None = None
-        self._base_of: dict[int, Any] = {}  # a view -> its base, which another rule takes there too
+        self._base_of: dict[int, Any] = {}  # a view -> its base, which has the same target
 
     def __repr__(self) -> str:
         return repr(self.placement)
@@ -252,7 +252,7 @@ class _Placing(Router):
         return self.placement.report
 
     def mover_of_node(self, node: Any) -> Mover | None:
-        """Returns the mover of the first rule that takes a node."""
+        """Returns the mover of the first rule that matches a node."""
         for rule in self.found.rules.get(id(node), ()):
             mover = None if rule is None else self._movers[rule]
             if isinstance(mover, Mover):
@@ -269,11 +269,11 @@ class _Placing(Router):
         return groups.values()
 
     def why_kept(self, leaf: Any) -> str:
-        """Says which rule keeps a leaf."""
+        """Explains which rule keeps a leaf."""
         kept = next(iter(self.found.rules[id(leaf)]))
         return "no rule names it" if kept is None else f"the rule {self._name(kept)} keeps it"
 
-    # --- whose a leaf is ------------------------------------------------------------------------
+    # --- the rule of a leaf ----------------------------------------------------------------------
 
     def _mover_of(self, leaf: Any, where: Where, at: int) -> Mover | Keep | None:
         if self._split is None:
@@ -314,7 +314,7 @@ class _Placing(Router):
         return adapter.name, adapter.device(leaf), adapter.dtype(leaf)
 
     def _split_views(self) -> dict[int, str]:
-        """Finds arrays that share memory but go to several places, and explains it."""
+        """Finds arrays that share memory but are sent to several places; explains each."""
         if len(set(self._movers)) < 2 and all(None not in of for of in self.found.rules.values()):
             return {}
         arrays: dict[str, list[Any]] = {}
@@ -333,10 +333,10 @@ class _Placing(Router):
                     said.append((link, self._says(rule)))
                     try:
                         ends.append(self._end(leaf, None if rule is None else self._movers[rule]))
-                    except FmapperError:  # it cannot be moved at all; that is said where it is
+                    except FmapperError:  # the move itself raises this error
                         break
                 one_rule = len(self.found.rules[id(found[tie.view])]) == 1
-                if one_rule and len(set(ends)) == 1:  # in one batch with its base it stays a view
+                if one_rule and len(set(ends)) == 1:  # in one batch with its base
                     self._base_of[id(found[tie.view])] = found[tie.base]
                 if len(set(ends)) > 1:
                     (view, one), (base, other) = said

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fmapper.meshes.sharding import Sharding
 
 Action = Literal["moved", "cast", "shared", "skipped", "refused"]
-_SHOWN = 40  # leaves in the table that `print` gives
+_SHOWN = 40  # leaves in the printed table
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,16 @@ class PlannedLeaf:
     """The plan of one leaf.
 
     Attributes:
-        path: Where it is; a tied leaf is there once, with its first path.
+        path: Its path; a tied leaf is listed once, with its first path.
         action: `moved` to other memory, `cast` to another dtype (and moved, if need be), `shared`:
             made an array of the other backend on the same memory, `skipped`: the very same object,
             `refused`: the move would raise.
         reason: Why it is skipped or refused, or what a cast depends on.
-        origin: The device that it is on; None for what is not an array.
-        device: The device that it is to be on.
+        origin: Its device; None if it is not an array.
+        device: Its device after the move.
         dtype: Its dtype.
-        new_dtype: The dtype that it is to have.
-        nbytes: Bytes of new memory: 0 for what is shared, skipped or refused.
+        new_dtype: Its dtype after the move.
+        nbytes: Bytes of new memory: 0 if it is shared, skipped or refused.
     """
 
     path: KeyPath
@@ -60,13 +60,13 @@ class PlannedLeaf:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a move, leaf by leaf; made by `plan`, and given to `report=`.
+    """The plan of a move, leaf by leaf; made by `plan`, and passed to `report=`.
 
-    Printing it gives a table; `leaves` has the same as data.
+    It prints as a table; `leaves` has the same data.
 
     Attributes:
         mover: The mover, as it prints.
-        leaves: What becomes of each leaf, in the order of the walk.
+        leaves: The plan of each leaf, in the order of the walk.
     """
 
     mover: str
@@ -79,7 +79,7 @@ class Plan:
         return len(self.leaves)
 
     def having(self, action: Action) -> tuple[PlannedLeaf, ...]:
-        """Returns the leaves of one outcome."""
+        """Returns the leaves with an action."""
         return tuple(leaf for leaf in self.leaves if leaf.action == action)
 
     @property
@@ -93,7 +93,7 @@ class Plan:
         return sum(leaf.nbytes for leaf in self.leaves)
 
     def bytes_by_way(self) -> dict[tuple[Device, Device], int]:
-        """Returns the bytes of new memory by pair of devices, (from, to)."""
+        """Returns the bytes of new memory for each pair of devices, (from, to)."""
         ways: dict[tuple[Device, Device], int] = {}
         for leaf in self.leaves:
             if leaf.nbytes and leaf.origin is not None and leaf.device is not None:
@@ -109,13 +109,13 @@ class Plan:
         return as_html(self)
 
     def plot(self, depth: int = 1, axes: Axes | None = None) -> Axes:
-        """Draws new memory by part of the model, a colour for each device.
+        """Plots new memory by part of the model, one colour per device.
 
         Needs matplotlib, as in the extra `plot`.
 
         Args:
             depth: How many keys of a path name a part: 1 for `encoder`, 2 for `encoder.layers`.
-            axes: Where to draw; None for a new figure of pyplot.
+            axes: The axes to draw on; None for a new figure of pyplot.
 
         Returns:
             The axes. Their label is a sentence that can stand for the picture.
@@ -172,20 +172,20 @@ def plan(mover: Router, tree: Any) -> Plan: ...
 def plan(mover: Router, tree: Any) -> Plan | ShardPlan:
     """Plans a move: what a mover would do to each leaf. Nothing is moved or allocated.
 
-    What depends on the values is not known: whether integers fit a narrower dtype, for example.
+    Effects that depend on values are unknown, for example whether integers fit a narrower dtype.
 
     Args:
         mover: `to_gpu`, `to_jax(dtype="bfloat16")` ...
         tree: Anything.
 
     Returns:
-        A plan: print it, or look at its `leaves`, `refused` and `bytes_by_way()`. The same comes
-        from a move that is really made, with `report=`: `to_gpu(model, report=print)`. Of a
-        `fmapper.meshes.Sharding`, a `fmapper.meshes.ShardPlan`.
+        A plan: print it, or look at its `leaves`, `refused` and `bytes_by_way()`. An actual move
+        passes the same plan to `report=`: `to_gpu(model, report=print)`. For a
+        `fmapper.meshes.Sharding` it is a `fmapper.meshes.ShardPlan`.
 
     Raises:
         TypeError: `mover` is not a mover.
-        CycleError: Never; a leaf is there once, however often it is reached.
+        CycleError: Never; each leaf is listed once, however often it is reached.
 
     Examples:
         >>> import fmapper, numpy as np
@@ -220,7 +220,7 @@ def plan(mover: Router, tree: Any) -> Plan | ShardPlan:
 
 
 def plan_leaves(move: Move, leaves: Iterable[Any]) -> Iterator[PlannedLeaf]:
-    """Yields the plan of each leaf; each is routed alone, so that errors stay apart."""
+    """Yields the plan of each leaf, routed one by one so that each has its own error."""
     for leaf in leaves:
         if move.found.aside.get(id(leaf)) is Aside.STAYS:
             continue

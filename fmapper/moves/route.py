@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Target(NamedTuple):
-    """The target of a leaf, and why it stays if there was no such device."""
+    """The target of a leaf, and why it stays if the device is missing."""
 
     adapter: Arrays
     device: Device
@@ -23,7 +23,7 @@ class Target(NamedTuple):
 
 
 class Generator(NamedTuple):
-    """A random generator among the leaves: whose it is, where it is, and where it is to be."""
+    """A random generator among the leaves: its adapter, its device, and its target device."""
 
     adapter: Arrays
     origin: Device
@@ -36,7 +36,7 @@ def gpu_for_host_arrays(spec: DeviceSpec) -> Target:
 
     Raises:
         DeviceUnavailableError: No backend sees a GPU.
-        DeviceError: Several do, and none was chosen.
+        DeviceError: Several backends see one, and none was chosen.
     """
     name = _gpu_backend()
     if name is None:
@@ -54,10 +54,10 @@ _preferred: list[str] = []
 def use_backend(name: str | None) -> AbstractContextManager[None]:
     """Chooses the backend to which `to_gpu` sends NumPy arrays; None resets it.
 
-    It holds from now on, or, as `with use_backend("jax"):`, until the end of the block.
+    The choice lasts, or, in `with use_backend("jax"):`, holds until the end of the block.
 
     Raises:
-        BackendUnavailableError: There is no such backend here.
+        BackendUnavailableError: The backend is not installed.
     """
     before = list(_preferred)
     _preferred[:] = [] if name is None else [get_adapter(name, Arrays).name]

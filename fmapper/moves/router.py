@@ -18,7 +18,7 @@ Group = tuple["Mover", Sequence[int]]
 
 
 class Router:
-    """Chooses the mover of each leaf: a mover chooses itself, a placement follows its rules."""
+    """Chooses the mover of each leaf: a mover itself, a placement by its rules."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class Router:
         return None
 
     def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Router:
-        """Returns the router for one tree: itself, unless it depends on the paths there."""
+        """Returns the router for one tree: itself, unless it depends on paths."""
         return self
 
     def groups(self, leaves: Sequence[Any], where: Where) -> Iterable[Group]:
@@ -36,7 +36,7 @@ class Router:
         raise NotImplementedError
 
     def mover_of_node(self, node: Any) -> Mover | None:
-        """Returns the mover that takes what is below a node."""
+        """Returns the mover for everything below a node."""
         raise NotImplementedError
 
     def why_kept(self, leaf: Any) -> str:
@@ -44,7 +44,7 @@ class Router:
         return "it stays with its node"
 
     def plan(self, tree: Any) -> Any:
-        """Returns a plan of its own kind; None for the usual one of `fmapper.plan`."""
+        """Returns a special plan; None for the usual one of `fmapper.plan`."""
         return None
 
     def __fmap__(
@@ -55,7 +55,7 @@ class Router:
         found = move.found
         for node, kind in found.nodes:
             move.check_node(node, kind)
-        for node, leaf in found.missing if cache is not None else ():  # else ties are cut anyway
+        for node, leaf in found.missing if cache is not None else ():  # else ties are not kept
             move.check_borrowed(node, leaf)
         leaves = [*found.by_id.values()]
         reports = move.reports(leaves)
@@ -83,7 +83,7 @@ class Move:
             mover.check_node(node, kind, self.found.where)
 
     def check_borrowed(self, node: Any, leaf: Any) -> None:
-        """Raises MoveError for a node whose leaves are to move and belong to nothing here."""
+        """Raises MoveError for a node that borrows a leaf which nothing else in the tree has."""
         for mover, _ in self.groups([leaf]):
             mover.check_borrowed(node, leaf, self.found.where)
 
@@ -138,5 +138,5 @@ class Move:
         return results
 
     def alone(self, leaf: Any) -> Any:
-        """Moves a leaf that was not collected, since its node makes it anew on each read."""
+        """Moves a leaf that was not collected, because its node creates it on each access."""
         return leaf if kind_of(type(leaf)) is ATOM else self.carry([leaf])[0]

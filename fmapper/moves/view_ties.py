@@ -1,4 +1,4 @@
-"""Ties by view: arrays that are other objects on the same memory, such as `w` and `w.T`."""
+"""Ties by view: different arrays on the same memory, such as `w` and `w.T`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fmapper.backends.arrays import Arrays, Memory
 
 @dataclass(frozen=True, slots=True)
 class ViewTie:
-    """Two arrays of a list share memory.
+    """Two arrays of a list that share memory.
 
     Attributes:
-        view: Index of the array that is to become a view.
+        view: Index of the array that becomes a view.
         base: Index of the array that it is a view of.
     """
 
@@ -39,7 +39,7 @@ class _Span:
 
 
 def find_view_ties(arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
-    """Finds arrays that share elements with others of the list, each with a base."""
+    """Finds arrays that share elements with others of the list, and a base for each."""
     spans: list[_Span] = []
     for index, array in enumerate(arrays):
         memory = adapter.memory(array)
@@ -60,7 +60,7 @@ def find_view_ties(arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
 
 
 def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
-    """Finds the ties among arrays of overlapping spans, whose elements may yet be disjoint."""
+    """Finds the ties among arrays with overlapping spans, whose elements may still be disjoint."""
     ties: list[ViewTie] = []
     bases: list[_Span] = []
     for span in sorted(cluster, key=lambda span: span.rank_as_base) if len(cluster) > 1 else ():
@@ -83,19 +83,19 @@ def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Arrays) ->
 
 
 def remake(view: Any, base: Any, new_base: Any, source: Arrays, target: Arrays) -> Any | None:
-    """Returns the view of `new_base` that corresponds to `x` as a view of `base`; None if none.
+    """Returns the view of `new_base` that corresponds to `view` of `base`; None if impossible.
 
     Args:
         view: The view.
-        base: What it is a view of.
-        new_base: What has taken the place of that, with the same dtype.
+        base: The array that it is a view of.
+        new_base: The replacement of `base`, of the same dtype.
         source: The adapter of the old arrays.
         target: The adapter of the new base.
     """
     old, old_base, there = source.memory(view), source.memory(base), target.memory(new_base)
     shape = source.shape(view)
     if target.frozen and old is not None and old == old_base and shape == source.shape(base):
-        return new_base  # all of it, as in a state dict of tied weights, and nobody can write to it
+        return new_base  # the whole base, as in a state dict of tied weights
     if old is None or old_base is None or there is None:
         return None
     place = transplant(old, shape, old_base, source.shape(base), there)
@@ -114,12 +114,12 @@ def transplant(
     base_shape: Sequence[int],
     new_base: Memory,
 ) -> tuple[list[int], int] | None:
-    """Returns the strides and offset in `new_base` of a view of `base`.
+    """Translates the strides and offset of a view of `base` to `new_base`.
 
     Returns:
-        Its strides and its offset from the first element of the new base, in elements; None where
-        the view is not one of whole elements of the base, or steps through it in another way than
-        the new base can.
+        Its strides and its offset from the first element of the new base, in elements; None if the
+        view does not consist of whole elements of the base, or the new base cannot have such
+        strides.
     """
     if not (view.plain and base.plain) or view.itemsize != base.itemsize:
         return None
@@ -131,7 +131,7 @@ def transplant(
         low, high = _bounds(view, view_shape)
         base_low, base_high = _bounds(base, base_shape)
         return (list(view.strides), offset) if base_low <= low and high <= base_high else None
-    # Otherwise: an index of the view moves along one dimension of the base, in whole steps.
+    # Otherwise each index of the view must step along one dimension of the base, in whole steps.
     order = sorted(moving, key=lambda d: -base.strides[d])
     if any(base.strides[d] <= 0 for d in order):
         return None

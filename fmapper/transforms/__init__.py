@@ -1,12 +1,12 @@
 """Transforms functions of trees: gradients, compiled functions and functions of batches.
 
-Each transformation takes its arguments apart into arrays and a static key, hands the arrays to the
-framework that they belong to, and puts the results together again.
+Each transformation flattens its arguments into arrays and a static key, passes the arrays to their
+framework, and rebuilds the results.
 
-    arguments   what all transformations ask of their arguments
-    static_key  a tree as a list of arrays and a rest that can be compared
+    arguments checks of arguments, for all transformations
+    static_key a tree as a list of arrays and a comparable rest
     grad        `grad` and `value_and_grad`
     jit         `jit`
     vmap        `vmap`
-    trainable   which arrays are trained
+    trainable finds the arrays that are trained
 """

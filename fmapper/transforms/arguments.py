@@ -18,7 +18,7 @@ from fmapper.tree.walk import visit
 if TYPE_CHECKING:
     from fmapper.transforms.static_key import StaticKey
 
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # they may close over arrays
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # they may capture arrays
 
 
 def positions(name: str, given: Any) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def place_of(number: int, args: tuple[Any, ...]) -> int:
 
 
 def backend_of(arrays: Sequence[Any], verb: str, trees: Any) -> Compute:
-    """Returns the one backend of some arrays; host arrays may join those of others."""
+    """Returns the common backend of some arrays; host arrays may mix with those of another."""
     found: dict[str, Any] = {}
     first: dict[type, Any] = {}
     for array in arrays:
@@ -79,7 +79,7 @@ def transformer_of(array: Any, verb: str) -> Compute:
 def refuse_untransformable(
     error: Exception, adapter: Compute, arrays: Sequence[Any], verb: str, trees: Any
 ) -> None:
-    """Raises the reason for an error, where one of the arrays cannot be an argument."""
+    """Raises an error with the reason if one of the arrays cannot be an argument."""
     if isinstance(error, FmapperError):
         return
     for array in arrays:
@@ -91,7 +91,7 @@ def refuse_untransformable(
 
 
 def refuse_mixture(paths: Mapping[str, str]) -> None:
-    """Raises the error for arguments of several backends."""
+    """Raises the error for arguments of several backends, by path."""
     found = ", ".join(f"{name} at {path}" for name, path in paths.items())
     raise MixedDevicesError(
         f"the arrays belong to several backends: {found}. "
@@ -111,7 +111,7 @@ def refuse_holders(structure: StaticKey, trees: Any) -> None:
 
 
 def original_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns the arguments as one tree, in which paths read well."""
+    """Returns the arguments as one tree with readable paths."""
     if not kwargs:
         return args[0] if len(args) == 1 else args
     return {**dict(enumerate(args)), **kwargs}

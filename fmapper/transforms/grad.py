@@ -52,32 +52,32 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """Returns a function that returns the value of `fun` and its gradient.
 
-    The backend is that of the arrays that are trained: those that `trainables` lists. `fun` is
-    called with trees like those given to it, and may do with them what it likes.
+    The backend is that of the trained arrays, which `trainables` lists. `fun` is called with
+    rebuilt trees, which it may change.
 
     Args:
         fun: `fun(*args, **kwargs) -> loss`, a real floating array of shape ().
         argnums: Which arguments to differentiate by: trees or arrays.
-        has_aux: `fun` returns (loss, aux); aux is a tree that is handed on.
+        has_aux: Whether `fun` returns (loss, aux); aux is a tree that is passed on.
 
     Returns:
         `(loss, gradient)`, or `((loss, aux), gradient)`. A gradient is a tree of the class of its
-        argument, a tuple of trees if `argnums` is a sequence. It has arrays of shape and dtype of
-        those that are trained, and `no_gradient` in the place of all else, so that
+        argument, a tuple of trees if `argnums` is a sequence. It has arrays with the shape and
+        dtype of the trained ones, and `no_gradient` in place of everything else, so that
         `fmap(lambda p, g: p - lr * g, model, gradient)` is a step. A tied array has one gradient,
-        summed over its places, at all of them; in arguments that are not differentiated it is a
-        constant. The gradient by a complex array points to where the
-        loss grows fastest, in JAX, too (where `jax.grad` gives its conjugate).
+        the sum over its places, at all of them; in arguments that are not differentiated it is a
+        constant. The gradient by a complex array points to where the loss grows fastest, in JAX,
+        too (where `jax.grad` gives its conjugate).
 
-        Results are not part of torch's graph unless another transformation is differentiating or
-        vectorising this one. What a forward pass changes in buffers of a torch module, it changes.
+        Results are not part of torch's graph unless another transformation differentiates or
+        vectorises this one. Changes that a forward pass makes to buffers of a torch module persist.
 
     Raises:
-        TransformError: An argument has no array that is trained, or arrays of NumPy; `fun` returns
-            no scalar of the backend.
-        MixedDevicesError: What is trained belongs to several backends; lists the paths. Other
-            arguments may have any arrays; an error of `fun` has a note with their paths then.
-        NotAFunctorError: An object that nobody declared holds arrays.
+        TransformError: An argument has no trained array, or arrays of NumPy; `fun` does not return
+            a scalar of the backend.
+        MixedDevicesError: The trained arrays belong to several backends; lists the paths. Other
+            arguments may have any arrays; then a note with their paths is added to errors of `fun`.
+        NotAFunctorError: An undeclared object holds arrays.
 
     The interface is that of `jax.value_and_grad`, https://docs.jax.dev.
 
@@ -205,18 +205,18 @@ def _shares(tree: Any, trained: Mapping[int, Any]) -> bool:
 def _find_trained(
     args: tuple[Any, ...], places: Sequence[int], boxes: list[Any]
 ) -> tuple[Compute, dict[int, Any]]:
-    """Finds the arrays that are trained in some arguments, each once, and their backend."""
+    """Finds the trained arrays of some arguments, each once, and their backend."""
     found: dict[int, Any] = {}
     for place in places:
         trained = Trained(args[place])
         if trained.computes:
-            structure_of(args[place])  # refuses children that cannot be followed
+            structure_of(args[place])  # raises for children that cannot be tracked
         if not trained.links:
             raise TransformError(_why_untrained(trained, place, args[place]))
         boxes += trained.boxes
         found.update((i, trained.leaves[i]) for i in trained.links)
     owners = {adapter_of(array): array for array in found.values()}
-    if len(owners) > 1:  # numbers of NumPy beside arrays of another backend are settings
+    if len(owners) > 1:  # NumPy numbers beside arrays of another backend are settings
         found = {i: array for i, array in found.items() if not owner_of(array).is_number(array)}
         owners = {adapter_of(array): array for array in found.values()}
     if len(owners) > 1:
@@ -238,7 +238,7 @@ def _why_untrained(trained: Trained, place: int, tree: Any) -> str:
 
 
 def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) -> list[Any]:
-    """Replaces arrays in some of the arguments; ties across them are kept."""
+    """Replaces arrays in some of the arguments, and keeps ties across them."""
     chosen = sorted(set(places))
     new = refill([args[place] for place in chosen], memo)
     given = list(args)

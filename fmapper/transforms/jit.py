@@ -27,7 +27,7 @@ from fmapper.warn import warn
 
 F = TypeVar("F", bound=Callable[..., Any])
 Program = Callable[[list[Any], StaticKey], "tuple[Sequence[Any], Any] | None"]
-_CHECKED = 1024  # static objects that one function remembers to have looked into
+_CHECKED = 1024  # static objects that one function remembers as checked
 
 
 @overload
@@ -37,24 +37,24 @@ def jit(fun: None = None, *, static_argnums: int | Sequence[int] = ...) -> Calla
 def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
     """Returns a function that the backend of its arguments compiles.
 
-    It is recorded once for trees of one structure with arrays of the same shapes and dtypes, and
-    replayed from then on, so it should have no effects but its result. Arrays are inputs; strings,
-    settings and other objects are static: other values are another program. Numbers that are
-    arguments, or items of containers, are inputs to JAX and static in torch: give an array for what
-    changes with every call. Numbers within functors are static. Ties survive.
+    It is recorded once per structure of its trees and shapes and dtypes of its arrays, and then
+    replayed, so it should have no side effects. Arrays are inputs; strings, settings and other
+    objects are static: other values are compiled again. Numbers that are arguments or items of
+    containers are inputs in JAX and static in torch: pass an array for a number that changes with
+    every call. Numbers within functors are static. Ties survive.
 
     JAX compiles with `jax.jit`. torch records what the function does to its tensors and compiles
-    that with `torch.compile`; where there is no compiler, or the function looks at values, as in
-    `if x.sum() > 0`, `x.sum().item()` or `x[x > 0]`, it runs as it is and says so once.
+    that with `torch.compile`; without a compiler, or if the function depends on values, as in `if
+    x.sum() > 0`, `x.sum().item()` or `x[x > 0]`, it runs uncompiled and warns once.
 
     Args:
-        fun: A function of trees, a model that can be called, or a method of one: then what the
-            model holds is an input, too. Without it, `jit` is a decorator with arguments.
+        fun: A function of trees, a callable model, or a method of a model; the model's arrays are
+            inputs, too. Without `fun`, `jit` is a decorator with arguments.
         static_argnums: Arguments whose numbers are static, because they decide shapes or branches.
 
     Raises:
-        TransformError: There are no arrays, or NumPy's alone.
-        MixedDevicesError: Arrays of several backends; NumPy's may go along to JAX.
+        TransformError: There are no arrays, or only NumPy's.
+        MixedDevicesError: The arrays belong to several backends; NumPy's may be mixed with JAX's.
 
     Warns:
         NotCompiledWarning: The function runs uncompiled; says why.
@@ -71,7 +71,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         return functools.partial(jit, static_argnums=static_argnums)
     numbers = positions("static_argnums", static_argnums)
     owner, call = _owner_of(fun)
-    if owner is not None:  # what it holds is an input, too
+    if owner is not None:  # its arrays are inputs, too
         inner = jit(call, static_argnums=[number + (number >= 0) for number in numbers])
         return functools.wraps(fun, updated=())(functools.partial(_call, inner, owner))
     programs: dict[str, Program] = {}
@@ -99,7 +99,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         try:
             result = fun(*args, **kwargs)
         except BaseException:
-            if reasons.found:  # it may be for this error that nothing could be recorded
+            if reasons.found:  # this error may be the reason that nothing could be recorded
                 reasons.found.clear()
                 programs.pop(adapter.name, None)
             raise
@@ -135,7 +135,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
             refuse_untransformable(error, adapter, key.arrays, "compile", trees)
             raise
         finally:
-            key.tree, key.arrays, key.boxes = None, [], []  # the program outlives them
+            key.tree, key.arrays, key.boxes = None, [], []  # the compiled program outlives them
         if found is None:
             return run_eagerly(adapter, args, kwargs)
         out, (rest, changed) = found
@@ -144,7 +144,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
             for change, effect in zip(changed, effects, strict=True):
                 put_into(boxes, change, effect)
         with hollowing:
-            if not rest.hollow:  # it holds what stood for arrays while they were recorded
+            if not rest.hollow:  # it still holds tracers from the recording
                 rest.empty(adapter.hollow)
         return rest.fill(out)
 
@@ -162,7 +162,7 @@ class _Reasons(threading.local):
 
 
 def _owner_of(fun: Any) -> tuple[Any, Callable[..., Any]]:
-    """Returns the model that a function is or belongs to, and the function of the model."""
+    """Returns the model that a callable is or belongs to, and the function of that model."""
     sync()
     if isinstance(fun, types.MethodType) and node_type_of(fun.__self__) is not None:
         return fun.__self__, fun.__func__
@@ -177,7 +177,7 @@ def _call(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 @functor(children=("value",))
 class _Fixed:
-    """An argument whose numbers are static, as they are in every functor."""
+    """A wrapper that makes the numbers of an argument static, because functors' numbers are."""
 
     __slots__ = ("value",)
 

@@ -27,21 +27,21 @@ from fmapper.tree.walk import visit
 
 _NOTHING: dict[str, Any] = {}
 _NUMBERS = frozenset({bool, int, float, complex})
-_BARE = frozenset({dict, list, tuple})  # they hold nothing beside their items
+_BARE = frozenset({dict, list, tuple})  # they hold nothing besides their items
 
 
 class StaticKey:
-    """All of a tree but its arrays: classes, keys, ties, and the values of what is static.
+    """All of a tree but its arrays: classes, keys, ties, and static values.
 
-    Two are equal if a function that has been recorded with the one may be replayed with the other.
-    Static values are compared by `equals`.
+    Two are equal if a function that was recorded with one may be replayed with the other. Static
+    values are compared by `equals`.
 
     Attributes:
-        arrays: Those of the tree, and the numbers that count as such.
-        opaque: Its leaves that are static and no plain values.
-        boxes: Its nodes to which a program may give another value, each once, in order.
-        tree: The tree itself. It, arrays and boxes are emptied where a structure outlives its tree.
-        hollow: Whether the arrays are but keeping places.
+        arrays: The arrays of the tree, and numbers that count as arrays.
+        opaque: The static leaves that are not plain values.
+        boxes: The nodes whose value a program may change, each once, in order.
+        tree: The tree itself. It, arrays and boxes are cleared if the key outlives the tree.
+        hollow: Whether the arrays are only placeholders.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class StaticKey:
         self.hollow = False
         self._parts = parts
         self._statics = statics
-        self._moving = moving  # of each number in the order of the walk: is it in the list?
+        self._moving = moving  # for each number in the order of the walk: whether it is in `arrays`
         self._hash = hash(parts)
 
     def __hash__(self) -> int:
@@ -85,7 +85,7 @@ class StaticKey:
         )
 
     def fill(self, new: Iterable[Any], memo: dict[Any, Any] | None = None) -> Any:
-        """Returns the tree with other arrays; the memo knows then what each node has become."""
+        """Returns the tree with other arrays; adds the new object of each node to the memo."""
         memo = {} if memo is None else memo
         if not any(self._moving):
             memo.update(zip(map(id, self.arrays), new, strict=True))
@@ -124,17 +124,19 @@ def structure_of(
 ) -> StaticKey:
     """Splits a tree into its arrays, each once, in the order of the walk, and the rest.
 
-    optree does no better: of 200 arrays in 100 dicts its flattening takes 117 us, and as much again
-    what it cannot say (ties, attributes of named tuples, what is an array); this takes 234 us.
+    optree is not faster: for 200 arrays in 100 dicts flattening takes 117 us, and what it does not
+    provide (ties, attributes of named tuples, which leaves are arrays) as long again; this takes
+    234 us.
 
     Args:
         tree: Anything, with cycles and ties.
-        is_array: Which leaves are arrays.
-        numbers: Numbers in nothing but builtin containers count as arrays, each time they occur.
-        shown: The tree whose paths errors name, if that is another one with the same nodes.
+        is_array: Returns whether a leaf counts as an array.
+        numbers: Whether numbers directly in nested builtin containers count as arrays, at each
+            place.
+        shown: The tree for paths in errors, if it is another one with the same nodes.
 
     Raises:
-        TransformError: A child is another object each time it is read.
+        TransformError: A node creates a child on each access.
     """
     arrays: list[Any] = []
     parts: list[Any] = []
@@ -145,7 +147,7 @@ def structure_of(
     seen: dict[int, tuple[int, Any]] = {}
     stack: list[tuple[Iterator[Item], bool]] = []
     items: Iterator[Item] = iter(((None, tree),))
-    free = True  # in nothing but builtin containers
+    free = True  # directly in nested builtin containers
     while True:
         for key, child in items:
             parts.append(key)
@@ -192,10 +194,10 @@ def structure_of(
 
 
 def _check_computed(node: Any, kind: NodeType, items: tuple[Item, ...], tree: Any) -> None:
-    """Raises for children that are another object at each read.
+    """Raises for children that are created on each access.
 
     Raises:
-        TransformError: There is one; names its path and the way out.
+        TransformError: There is such a child; names its path and the way out.
     """
     for (key, child), (_, again) in zip(items, kind.items(node), strict=True):
         if child is not again and kind_of(type(child)) is not ATOM:
@@ -208,18 +210,18 @@ def _check_computed(node: Any, kind: NodeType, items: tuple[Item, ...], tree: An
 
 
 Change: TypeAlias = "tuple[int, Any]"
-"""Which box, by its place in the list, and the key of what has changed."""
+"""The index of a box, and the key of the changed child."""
 
 
 def changes(boxes: Iterable[Any], memo: dict[Any, Any]) -> list[tuple[Change, Any]]:
-    """Finds what a program has changed in the boxes of its arguments.
+    """Finds the changes of a program to the boxes of its arguments.
 
     Args:
-        boxes: Those of the tree that the arguments were made from.
-        memo: What has become of its nodes and arrays in the arguments.
+        boxes: The boxes of the tree from which the arguments were made.
+        memo: Ids of the nodes and arrays of that tree -> those in the arguments.
 
     Returns:
-        Each place in a box that has another value now, and the value.
+        Each changed place in a box, and its new value.
     """
     found: list[tuple[Change, Any]] = []
     for index, box in enumerate(boxes):
@@ -236,7 +238,7 @@ def changes(boxes: Iterable[Any], memo: dict[Any, Any]) -> list[tuple[Change, An
 
 
 def put_into(boxes: Sequence[Any], change: Change, value: Any) -> None:
-    """Sets a place in a box to another value."""
+    """Sets a place in a box to a new value."""
     index, key = change
     kind = kind_of(type(boxes[index]))
     assert isinstance(kind, NodeType)
@@ -252,7 +254,7 @@ def _inside(box: Any) -> Callable[[Any], Iterable[Item]]:
 
 
 def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
-    """Returns what distinguishes a node beside its children."""
+    """Returns the static values of a node besides its children."""
     if kind.static is not None:
         found = kind.static(node)
         return snapshot(found)
@@ -273,4 +275,4 @@ def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
         rest["default_factory"] = node.default_factory
     if issubclass(cls, deque):
         rest["maxlen"] = node.maxlen
-    return rest or _NOTHING  # always the same one, which is quickly compared
+    return rest or _NOTHING  # always the same object, which is quickly compared

@@ -21,23 +21,23 @@ Predicate = Callable[[Any], bool]
 def trainables(tree: Any) -> dict[str, Any]:
     """Returns the trainable arrays by name, each once, for an optimizer.
 
-    An array is trained if it is floating or complex and nothing says otherwise:
+    An array is trained if it is floating or complex, unless one of these rules excludes it:
 
-    * a functor declared with `trainable=` trains what is below the children that it names,
-    * a torch module its parameters with `requires_grad`, neither its buffers nor other tensors,
-    * in Flax NNX what is in an `nnx.Param`,
-    * a `torch.nn.Parameter` without `requires_grad` is frozen anywhere.
+    * a functor declared with `trainable=` trains only arrays below the children that it names,
+    * a torch module trains its parameters with `requires_grad`, not its buffers or other tensors,
+    * Flax NNX trains only the arrays in an `nnx.Param`,
+    * a `torch.nn.Parameter` without `requires_grad` is always frozen.
 
-    A tied array is trained if it is at one of its places, because that is where a gradient reaches
-    it; the name is that of the first such place.
+    A tied array is trained if it is trained at any of its places, because a gradient reaches it
+    there; its name is that of the first such place.
 
     Returns:
         A dict in the order of the walk, with names as in `state`. The arrays are those of the tree.
 
     Raises:
-        DeclarationError: `trainable=` names what an instance has no child for.
+        DeclarationError: `trainable=` names a child that an instance lacks.
         NotAFunctorError: An object that nobody declared holds arrays.
-        StructureMismatchError: Two paths have the same name, because a key has a dot in it.
+        StructureMismatchError: Two paths have the same name, because a key contains a dot.
 
     The idea is that of `Flux.trainables`, https://fluxml.ai/Flux.jl.
 
@@ -68,7 +68,7 @@ def trainables(tree: Any) -> dict[str, Any]:
 
 
 class Trained:
-    """The leaves of one tree that are trained: `leaf in Trained(tree)`.
+    """The trained leaves of a tree: `leaf in Trained(tree)`.
 
     Args:
         tree: Anything.
@@ -76,9 +76,9 @@ class Trained:
 
     Attributes:
         leaves: All arrays of the tree by id, in the order of the walk.
-        links: For those that are trained: id -> the first place where they are.
-        boxes: The nodes to which a program may give another value.
-        computes: Whether a node computes children, which may be new ones each time.
+        links: For trained arrays: id -> the first place where they are trained.
+        boxes: The nodes whose value a program may change.
+        computes: Whether a node computes its children, which may be new on each access.
     """
 
     def __init__(self, tree: Any, *, strict: bool = True) -> None:
@@ -115,7 +115,7 @@ class Trained:
         i = id(leaf)
         if i in self.leaves:
             return i in self.links
-        return _by_itself(leaf)  # made anew each time its parent is read
+        return _by_itself(leaf)  # created on each access to its parent
 
 
 def _rule_below(rule: Predicate | None, node: Any, key: Any, child: Any) -> Predicate | None:
@@ -133,7 +133,7 @@ class _Said(NamedTuple):
     """The declaration of a class about training.
 
     Attributes:
-        rule: Which arrays below it are trained, as its framework has it; None: it does not say.
+        rule: The framework's predicate for trained arrays below it; None if it has none.
         names: The children that a functor trains; None for all.
     """
 

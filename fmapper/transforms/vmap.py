@@ -29,16 +29,17 @@ def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P
     """Vectorises a function over an axis of its arguments.
 
     Args:
-        fun: A function of trees; numbers and what else is not an array it gets as it is.
-        in_axes: Along which axis the arrays of an argument are taken apart: an integer for all, or
-            one entry per argument: an integer, None for an argument that goes whole to every call,
-            or a list, tuple or dict of those like the argument itself. Arguments by name: axis 0.
-        out_axes: Which axis of the results is the new one: an integer for all, or a tuple with one
-            for each part of a tuple.
+        fun: A function of trees; numbers and other leaves that are not arrays are passed as they
+            are.
+        in_axes: The axis to map over: an integer for all arguments, or one entry per argument: an
+            integer, None for an argument that is passed whole to every call, or a list, tuple or
+            dict of these, structured like the argument. Keyword arguments are mapped over axis 0.
+        out_axes: The position of the new axis in the results: an integer for all, or a tuple with
+            one for each item of a tuple.
 
     Raises:
         TransformError: The arrays are NumPy's, or there are none, or `in_axes` does not fit.
-        MixedDevicesError: Arrays of several backends.
+        MixedDevicesError: The arrays belong to several backends.
 
     The interface is that of `jax.vmap` and `torch.func.vmap`.
 
@@ -118,12 +119,12 @@ def _axes(structure: StaticKey, spec: Any, what: str) -> list[int | None]:
 
 
 def _part_below(part: Any, _: Any, key: Any, __: Any) -> Any:
-    """Returns the child of a part for a child of its axes."""
+    """Returns the child of an argument or result that corresponds to a child of its axes."""
     return children(part)[key]
 
 
 def _move_axes(new: list[Any], axes: Sequence[int | None]) -> list[Any]:
-    """Moves the new first axis of results to where it is wanted."""
+    """Moves the new first axis of results to its requested position."""
     moved = []
     for array, axis in zip(new, axes, strict=True):
         if axis is None:
