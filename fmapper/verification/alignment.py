@@ -74,15 +74,15 @@ class Alignment:
         None if there is no such operand, or more than one: then it may be how weights are laid out.
         """
         operands = _operands(self.b, theirs)
-        found = [
+        pairs = [
             (i, k)
             for i in _operands(self.a, ours)
             for k in self.partners[i]
             if k in operands and _are_reordered(self.a[i], self.b[k])
         ]
-        if len(found) != 1:
+        if len(pairs) != 1:
             return None
-        ((i, k),) = found
+        ((i, k),) = pairs
         return (
             _first_of_order(self.a, self.partners, self.b, i),
             _first_of_order(self.b, self.sources, self.a, k),
@@ -162,29 +162,29 @@ def align(
     limits = [tolerance] * len(ours) if isinstance(tolerance, float | int) else tolerance
     index: dict[tuple[Any, ...], list[tuple[int, _Print]]] = {}
     for number, prints in enumerate(theirs):
-        for one in prints:
-            if one is not None:
-                index.setdefault(one.key, []).append((number, one))
-    tables = {key: _table(found) for key, found in index.items()}
+        for print_ in prints:
+            if print_ is not None:
+                index.setdefault(print_.key, []).append((number, print_))
+    tables = {key: _table(entries) for key, entries in index.items()}
     partners: list[list[int]] = []
     sources: list[list[int]] = [[] for _ in theirs]
     matched: set[int] = set()
     for number, (prints, limit) in enumerate(zip(ours, limits, strict=True)):
-        found: list[tuple[int, int]] | None = None
-        for one in prints:
-            if one is None:
+        matches: list[tuple[int, int]] | None = None
+        for print_ in prints:
+            if print_ is None:
                 continue
-            ones = _same(one, index.get(one.key, []), tables.get(one.key), limit)
+            ones = _same(print_, index.get(print_.key, []), tables.get(print_.key), limit)
             matched.update(id(other) for _, _, other in ones)
             same = [(other, layout) for other, layout, _ in ones]
-            found = same if found is None else found  # the first result stands for the others
-            found = found if same else []
-        ranked = sorted(found or [], key=lambda at: (at[1], abs(at[0] - number)))
+            matches = same if matches is None else matches  # the first result stands for the others
+            matches = matches if same else []
+        ranked = sorted(matches or [], key=lambda at: (at[1], abs(at[0] - number)))
         partners.append([other for other, _ in ranked])
         for other, _ in ranked:
             sources[other].append(number)
     for number, prints in enumerate(theirs):
-        if not all(one is None or id(one) in matched for one in prints):
+        if not all(print_ is None or id(print_) in matched for print_ in prints):
             sources[number].clear()
     return Alignment(*runs, partners, sources)
 
@@ -228,32 +228,32 @@ def _is_mostly_true(array: Any) -> bool:
     return bool(twice > array.size or (twice == array.size and array.flat[0]))
 
 
-def _table(found: Sequence[tuple[int, _Print]]) -> Any:
+def _table(entries: Sequence[tuple[int, _Print]]) -> Any:
     import numpy as np
 
-    return np.array([[one.mean, one.size, one.scale] for _, one in found])
+    return np.array([[print_.mean, print_.size, print_.scale] for _, print_ in entries])
 
 
 def _same(
-    one: _Print, candidates: Sequence[tuple[int, _Print]], table: Any, limit: float
+    print_: _Print, candidates: Sequence[tuple[int, _Print]], table: Any, limit: float
 ) -> list[tuple[int, int, _Print]]:
     """Returns the candidates with the same values, and how they are laid out: 0 for alike."""
     import numpy as np
 
     if table is None:
         return []
-    allowed = limit * one.scale
+    allowed = limit * print_.scale
     with np.errstate(over="ignore"):
-        near = (np.abs(table - [one.mean, one.size, one.scale]) <= allowed + 1e-300).all(1)
-    found = []
+        near = (np.abs(table - [print_.mean, print_.size, print_.scale]) <= allowed + 1e-300).all(1)
+    matches = []
     for at in np.flatnonzero(near):
         number, other = candidates[int(at)]
-        apart = limit * one.body
-        if other.values is not one.values and not _near(one.values, other.values, apart):
+        apart = limit * print_.body
+        if other.values is not print_.values and not _near(print_.values, other.values, apart):
             continue
-        alike = one.shape == other.shape and _near(one.array, other.array, apart)
-        found.append((number, 0 if alike else 1, other))
-    return found
+        alike = print_.shape == other.shape and _near(print_.array, other.array, apart)
+        matches.append((number, 0 if alike else 1, other))
+    return matches
 
 
 def _near(x: Any, y: Any, allowed: float) -> bool:
@@ -299,8 +299,8 @@ def _frontier(
     reached, todo = set(ends), list(ends)
     while todo:
         for k in operands[todo.pop()]:
-            known = is_open[k] or not run[k].values  # what nobody can see is passed through
-            if known and k not in reached:
+            passes = is_open[k] or not run[k].values  # what nobody can see is passed through
+            if passes and k not in reached:
                 reached.add(k)
                 todo.append(k)
     places = sorted(i for i in reached if is_open[i])
@@ -344,7 +344,8 @@ def _repeats(seen: Observation, other: Observation) -> bool:
     import numpy as np
 
     (a, often), (b, others) = (
-        np.unique(to_host(one.values[0]), return_counts=True) for one in (seen, other)
+        np.unique(to_host(observation.values[0]), return_counts=True)
+        for observation in (seen, other)
     )
     if a.shape != b.shape or not bool((a == b).all()):
         return False
@@ -355,7 +356,11 @@ def _operands(run: Sequence[Observation], at: int) -> list[int]:
     """Returns the results that an operation takes; no inputs or weights."""
     names = set(run[at].operands)
     ops = (INPUT, WEIGHT)
-    return [i for i, one in enumerate(run) if one.name in names and one.op not in ops and i != at]
+    return [
+        i
+        for i, observation in enumerate(run)
+        if observation.name in names and observation.op not in ops and i != at
+    ]
 
 
 def _first_of_order(
@@ -380,7 +385,7 @@ def _are_reordered(seen: Observation, other: Observation) -> bool:
 
     is_known = False
     for pair in itertools.product(seen.values, other.values):
-        x, y = (np.squeeze(widen(to_host(one))) for one in pair)
+        x, y = (np.squeeze(widen(to_host(value))) for value in pair)
         if x.ndim > _MOST_AXES or sorted(x.shape) != sorted(y.shape):
             continue
         allowed = _SAME * float(np.abs(x[np.isfinite(x)] * 1.0).max(initial=0.0))
@@ -409,10 +414,10 @@ def _last_form(
         before = None
         for name in run[at].operands:
             k = numbers.get(name, at)
-            one = _print(run[k].values[0]) if k != at and run[k].values else None
-            if one is None or print_ is None or one.key != print_.key:
+            operand = _print(run[k].values[0]) if k != at and run[k].values else None
+            if operand is None or print_ is None or operand.key != print_.key:
                 continue
-            if _near(one.values, print_.values, 0.0):
+            if _near(operand.values, print_.values, 0.0):
                 before = k
         if before is None or any(_form(other[i]) == _form(run[before]) for i in partners[before]):
             return at
@@ -429,17 +434,17 @@ def _roots(
 ) -> Sequence[int]:
     """Returns the first results without partners that lead to one of them; `alike` of its kind."""
     numbers = {seen.name: i for i, seen in enumerate(run) if seen.name}
-    found, known, todo = [], {last}, [last]
+    roots, reached, todo = [], {last}, [last]
     while todo:
         k = todo.pop()
         operands = [numbers[name] for name in run[k].operands if name in numbers]
         before = [i for i in operands if not partners[i] and run[i].values and i != k]
         before = [i for i in before if not alike or _kind(run[i]) == _kind(run[last])]
         if not before:
-            found.append(k)
-        todo += [i for i in before if i not in known]
-        known.update(before)
-    return found
+            roots.append(k)
+        todo += [i for i in before if i not in reached]
+        reached.update(before)
+    return roots
 
 
 def _has_place(seen: Observation) -> bool:
@@ -459,16 +464,16 @@ def _kind(seen: Observation) -> str:
 
 def _places(run: Sequence[Observation], arrays: Sequence[Any]) -> list[int]:
     """Returns the last observation of each array."""
-    wanted = [one for one in map(_print, arrays) if one is not None]
-    found = {}
+    wanted = [print_ for print_ in map(_print, arrays) if print_ is not None]
+    places = {}
     for i, seen in enumerate(run):
-        for one in map(_print, seen.values) if wanted else ():
+        for print_ in map(_print, seen.values) if wanted else ():
             for number, array in enumerate(wanted):
-                if one is None or one.key != array.key:
+                if print_ is None or print_.key != array.key:
                     continue
-                if _near(one.values, array.values, _SAME * array.scale):
-                    found[number] = i
-    return list(found.values())
+                if _near(print_.values, array.values, _SAME * array.scale):
+                    places[number] = i
+    return list(places.values())
 
 
 _SAME = 2.0**-20  # a run that is watched may round otherwise than one that is compiled

@@ -30,8 +30,7 @@ def to_host(array: Any) -> Any:
     adapter = adapter_of(array)
     if adapter is None:
         return np.asarray(array)
-    found: Any = to_numpy(adapter.portable(array), copy=None)
-    return found
+    return to_numpy(adapter.portable(array), copy=None)
 
 
 def dtype_of(array: Any) -> str:

@@ -171,15 +171,15 @@ def compare(
             losses = functools.partial(make_losses, sides, loss)
             plan = Plan(losses, steps, optimizers, learning_rate, rtol, atol or 0.0)
             report = _add_training(report, sides, compared, plan, rules, mode)
-        agree = all(one.ok for one in (*report.outputs, *report.draws))
+        agree = all(outcome.ok for outcome in (*report.outputs, *report.draws))
         if not agree:
             say("looking for the first operation that differs")
-            weights = next((one for one in report.weights if not one.ok), None)
-            drawn = next((one for one in report.draws if not one.ok), None)
+            weights = next((outcome for outcome in report.weights if not outcome.ok), None)
+            drawn = next((outcome for outcome in report.draws if not outcome.ok), None)
             first: Difference | None = None
             if weights is not None:
                 first = part_at(weights, "weights", name=weights.path, mode=mode)
-            elif drawn is not None and all(one.ok for one in report.outputs):
+            elif drawn is not None and all(outcome.ok for outcome in report.outputs):
                 first = part_at(drawn, "draws", name=drawn.path, mode=mode)
             first = first or place or locate(sides, compared, mode)
             report = replace(report, first=first or report.first)
@@ -213,13 +213,15 @@ def _add_training(
         )
     both = (trials[0], trials[1])
     inputs = tuple((side.args, side.kwargs) for side in sides)
-    found = pair_arrays(sides[0].model, sides[1].model, adapters, both, rules, inputs)
-    weights = compare_weights(both, found, plan)
+    pairing = pair_arrays(sides[0].model, sides[1].model, adapters, both, rules, inputs)
+    weights = compare_weights(both, pairing, plan)
     buffers, lacking = compare_buffers(
-        sides, found, plan, compared.unit, double=compared.can_double
+        sides, pairing, plan, compared.unit, double=compared.can_double
     )
     undecided = [*report.undecided, *lacking]
-    apart = next((one for one in compared.differences if one.error == float("inf")), None)
+    apart = next(
+        (outcome for outcome in compared.differences if outcome.error == float("inf")), None
+    )
     if apart is not None:
         undecided.append(f"gradients and steps: no loss of both, as {apart}")
         return replace(report, weights=weights, buffers=buffers, undecided=tuple(undecided))
@@ -227,11 +229,11 @@ def _add_training(
         undecided.append(f"gradients and steps: {compared.random}")
         return replace(report, weights=weights, buffers=buffers, undecided=tuple(undecided))
     trained = compare_training(
-        sides[0], both, found, plan, compared.unit, double=compared.can_double
+        sides[0], both, pairing, plan, compared.unit, double=compared.can_double
     )
     first: Parting | None = None
-    wrong = next((one for one in buffers if not one.ok), None)
-    off = next((one for one in weights if not one.ok), None)
+    wrong = next((outcome for outcome in buffers if not outcome.ok), None)
+    off = next((outcome for outcome in weights if not outcome.ok), None)
     if off is not None:
         first = part_at(off, "weights", name=off.path, mode=mode)
     elif wrong is not None:
@@ -252,7 +254,7 @@ def _settle(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting |
     from fmapper.verification.location import locate
 
     loose = compared.differences
-    if not all(one.ok for one in loose):
+    if not all(outcome.ok for outcome in loose):
         return None
     compared.differences = compared.strict
     place = locate(sides, compared, mode)
@@ -283,8 +285,8 @@ def _other_modes(sides: tuple[Side, Side]) -> str:
 def _join(evaluation: Report, training: Report) -> Report:
     """Returns one report of both modes."""
 
-    def name_with(ones: tuple[Difference, ...], mode: str) -> tuple[Difference, ...]:
-        return tuple(replace(one, path=f"{mode}: {one.path}") for one in ones)
+    def name_with(outcomes: tuple[Difference, ...], mode: str) -> tuple[Difference, ...]:
+        return tuple(replace(outcome, path=f"{mode}: {outcome.path}") for outcome in outcomes)
 
     def both(field: str) -> Any:
         ours, theirs = getattr(evaluation, field), getattr(training, field)
@@ -294,8 +296,8 @@ def _join(evaluation: Report, training: Report) -> Report:
         training,
         **{field: both(field) for field in ("outputs", "gradients", "buffers", "draws")},
         steps=tuple(
-            (*name_with(one, "eval"), *name_with(other, "train"))
-            for one, other in zip(evaluation.steps, training.steps, strict=False)
+            (*name_with(of_eval, "eval"), *name_with(of_train, "train"))
+            for of_eval, of_train in zip(evaluation.steps, training.steps, strict=False)
         ),
         first=evaluation.first or training.first,
         exact=evaluation.exact or training.exact,

@@ -102,16 +102,16 @@ def pairs_of(
         else:
             yield Pair(path, to_host(x), to_host(y), other=other)
         return
-    found = match(a, b)
-    if found is None:
+    matches = match(a, b)
+    if matches is None:
         if not equals(a, b) and a != b:
             yield Pair(path, note=f"{a!r} and {b!r}", other=other)
-    elif isinstance(found, str):
-        yield Pair(path, note=found, other=other)
+    elif isinstance(matches, str):
+        yield Pair(path, note=matches, other=other)
     else:
         keys = parts_of(b) or {}
-        named = all(key in keys for key, _, _ in found)
-        for key, (name, value, theirs) in zip(keys, found, strict=False):
+        named = all(key in keys for key, _, _ in matches)
+        for key, (name, value, theirs) in zip(keys, matches, strict=False):
             inner = {*around, (id(a), id(b))}
             place = path_of(other, name if named else key)
             yield from pairs_of(value, theirs, path_of(path, name), place, inner)
@@ -173,8 +173,8 @@ class _Converted(Bounds):
     def allow(self, path: str, scale: float, dtype: str) -> float:
         rounding = {"float64": 1e-10, "complex128": 1e-10, "float32": 1e-4, "complex64": 1e-4,
                     "float16": 1e-2, "bfloat16": 5e-2}  # fmt: skip
-        own = Bounds.allow(self, path, scale, dtype)
-        return max(own, rounding.get(dtype, 0.0) * scale) if self.rtol is None else own
+        allowed = Bounds.allow(self, path, scale, dtype)
+        return max(allowed, rounding.get(dtype, 0.0) * scale) if self.rtol is None else allowed
 
 
 CONVERTED = _Converted()

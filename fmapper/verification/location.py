@@ -37,12 +37,12 @@ def locate(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting | 
     None where the operations of a model cannot be watched.
     """
     if any(side.is_converted for side in sides):
-        for seen, one in _by_name(sides):
-            if not one.ok:
-                return part_at(one, "forward", a=_operation(seen), mode=mode)
+        for seen, outcome in _by_name(sides):
+            if not outcome.ok:
+                return part_at(outcome, "forward", a=_operation(seen), mode=mode)
         return None
-    wrong = [one for one in compared.differences if not one.ok]
-    double = compared.can_double and any(one.precision or one.note for one in wrong)
+    wrong = [outcome for outcome in compared.differences if not outcome.ok]
+    double = compared.can_double and any(outcome.precision or outcome.note for outcome in wrong)
     runs = _watch(sides, double=double)
     if runs is None and double:
         double, runs = False, _watch(sides, double=False)
@@ -70,26 +70,26 @@ def _part(
 ) -> Parting | None:  # fmt: skip
     """Returns the first operation of two runs whose operands agree and whose result does not."""
     a, b = runs
-    wrong = [one for one in compared.differences if not one.ok]
+    wrong = [outcome for outcome in compared.differences if not outcome.ok]
     ends = _ends(compared, double=double)
     unit = min(compared.unit, UNITS["float32"]) if double else compared.unit
     measured = sides[0].tolerance(a, sides[1].adapter, 2 * unit, double=double)
     # every result is off a little there: wanted is one that is off as the outputs are
-    share = 0.0 if double else max(one.share for one in wrong) / 8
-    loose = [max(one, share) for one in measured if math.isfinite(share)]
+    share = 0.0 if double else max(outcome.share for outcome in wrong) / 8
+    loose = [max(limit, share) for limit in measured if math.isfinite(share)]
     tries: list[tuple[Sequence[float] | float, bool]]
     tries = [(loose or measured, False), (measured, False), (_CLOSE, False)]
     for tolerance, is_first in [(_CLOSE, True), *tries] if double else tries:
-        found = align(a, b, tolerance)
-        ours, theirs = found.first_apart(*ends)
+        alignment = align(a, b, tolerance)
+        ours, theirs = alignment.first_apart(*ends)
         if ours is None and theirs is None:
             continue
-        place = _describe(found, ours, theirs, tolerance, mode, double=double)
-        rounded = double and (place.share <= _ROUNDED or found.takes_table(*ends))
+        place = _describe(alignment, ours, theirs, tolerance, mode, double=double)
+        rounded = double and (place.share <= _ROUNDED or alignment.takes_table(*ends))
         if not (is_first and rounded):  # a table that rounds comes before the mistake
             return replace(place, rounded=rounded)
-    ours, theirs = found.forms_apart(*ends)
-    form = next((one for one in wrong if one.note), None)
+    ours, theirs = alignment.forms_apart(*ends)
+    form = next((outcome for outcome in wrong if outcome.note), None)
     if form is None or (ours is None and theirs is None):
         return None
     of_a, of_b = (None if i is None else _operation(run[i]) for i, run in ((ours, a), (theirs, b)))
@@ -99,7 +99,7 @@ def _part(
 def _watch(
     sides: tuple[Side, Side], *, double: bool, fine: bool = False
 ) -> tuple[list[Observation], list[Observation]] | None:
-    found = []
+    runs = []
     for side, other in _both(sides):
         try:
             seen = side.watch(None if fine else other, double=double)
@@ -109,14 +109,14 @@ def _watch(
             return None
         if seen is None:
             return None
-        found.append(seen)
-    return found[0], found[1]
+        runs.append(seen)
+    return runs[0], runs[1]
 
 
 def _ends(compared: Outputs, *, double: bool) -> tuple[list[Any], list[Any]]:
     """Returns the arrays of both outputs that differ."""
     values = compared.wide if double and compared.wide is not None else compared.values
-    wrong = {one.path for one in compared.differences if not one.ok}
+    wrong = {outcome.path for outcome in compared.differences if not outcome.ok}
     ours, theirs = map(arrays_in, values)
     pairs = [pair for pair in compared.pairs if pair.path in wrong]
     return (
@@ -126,24 +126,26 @@ def _ends(compared: Outputs, *, double: bool) -> tuple[list[Any], list[Any]]:
 
 
 def _describe(
-    found: Alignment, ours: int | None, theirs: int | None, tolerance: Sequence[float] | float,
+    alignment: Alignment, ours: int | None, theirs: int | None, tolerance: Sequence[float] | float,
     mode: str, *, double: bool,
 ) -> Parting:  # fmt: skip
-    a = None if ours is None else found.a[ours]
-    b = None if theirs is None else found.b[theirs]
-    of_a, of_b = (None if one is None else _operation(one) for one in (a, b))
+    a = None if ours is None else alignment.a[ours]
+    b = None if theirs is None else alignment.b[theirs]
+    of_a, of_b = (
+        None if observation is None else _operation(observation) for observation in (a, b)
+    )
     stage, name = "forward", ""
     if a is not None and a.op == WEIGHT:  # or a buffer, as a table that is computed once
         stage, name = "weights", a.module
     path = name or str(of_a if of_a is not None else of_b)
-    near = _nearest(a, found.b) if a is not None else None
+    near = _nearest(a, alignment.b) if a is not None else None
     if near is None or a is None or ours is None:
         limit = tolerance if isinstance(tolerance, float) else 0.0
         return Parting(path, math.inf, 0.0, limit, "has no counterpart in the other model",
                        stage=stage, a=of_a, b=of_b, name=name, mode=mode)  # fmt: skip
     limit = tolerance if isinstance(tolerance, float) else tolerance[ours]
-    one = difference(replace(near, path=path), Bounds(limit), "float64" if double else "")
-    return part_at(one, stage, a=of_a, b=of_b, name=name, mode=mode)
+    outcome = difference(replace(near, path=path), Bounds(limit), "float64" if double else "")
+    return part_at(outcome, stage, a=of_a, b=of_b, name=name, mode=mode)
 
 
 def _nearest(seen: Observation, run: Sequence[Observation]) -> Pair | None:
@@ -157,7 +159,7 @@ def _nearest(seen: Observation, run: Sequence[Observation]) -> Pair | None:
             y = to_host(value)
             if y.size != x.size or is_floating(x) != is_floating(y):
                 continue
-            flat = [np.sort(one, axis=None) for one in (x, y)]
+            flat = [np.sort(array, axis=None) for array in (x, y)]
             if x.shape != y.shape:
                 y = y.reshape(x.shape)
             error = measure(*flat)[0]
@@ -172,13 +174,13 @@ def _operation(seen: Observation) -> Operation:
 
 def worst_by_layer(sides: tuple[Side, Side], compared: Outputs) -> tuple[Difference, ...]:
     """Returns for each layer of `a` the difference of its operation that differs most."""
-    found: dict[str, Difference] = {}
+    layers: dict[str, Difference] = {}
     converted = any(side.is_converted for side in sides)
-    for seen, one in _by_name(sides) if converted else _by_value(sides, compared):
-        worst = found.get(seen.module)
-        if worst is None or (one.ok, -one.share) < (worst.ok, -worst.share):
-            found[seen.module] = replace(one, path=seen.module or "model")
-    return tuple(found.values())
+    for seen, outcome in _by_name(sides) if converted else _by_value(sides, compared):
+        worst = layers.get(seen.module)
+        if worst is None or (outcome.ok, -outcome.share) < (worst.ok, -worst.share):
+            layers[seen.module] = replace(outcome, path=seen.module or "model")
+    return tuple(layers.values())
 
 
 def _by_value(
@@ -209,19 +211,21 @@ def _by_name(sides: tuple[Side, Side]) -> Iterator[tuple[Observation, Difference
             continue
         path = str(_operation(seen))
         pairs = zip(seen.values, other.values, strict=False)
-        found = [difference(Pair(path, to_host(x), to_host(y)), CONVERTED) for x, y in pairs]
-        for i, one in enumerate(found):
-            is_tie = i > 0 and found[0].ok and one.scale == 0 and not math.isinf(one.error)
-            tied = not one.ok and is_tie
-            yield seen, replace(one, note=f"{TIES}: {one.note}") if tied else one
+        outcomes = [difference(Pair(path, to_host(x), to_host(y)), CONVERTED) for x, y in pairs]
+        for i, outcome in enumerate(outcomes):
+            is_tie = (
+                i > 0 and outcomes[0].ok and outcome.scale == 0 and not math.isinf(outcome.error)
+            )
+            tied = not outcome.ok and is_tie
+            yield seen, replace(outcome, note=f"{TIES}: {outcome.note}") if tied else outcome
 
 
 def _occurrences(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
     """Yields each result with its module, operation and occurrence; none inside of loops."""
     counts: dict[tuple[str, str], int] = {}
-    for one in seen:
-        if one.loop:
+    for observation in seen:
+        if observation.loop:
             continue
-        key = one.module, one.op
+        key = observation.module, observation.op
         counts[key] = counts.get(key, 0) + 1
-        yield (*key, counts[key]), one
+        yield (*key, counts[key]), observation

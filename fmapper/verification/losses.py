@@ -28,14 +28,14 @@ def make_losses(sides: tuple[Side, Side], loss: Any) -> tuple[Loss, Loss]:
 
     def of(name: str, side: Side, function: Any) -> Loss:
         def check(output: Any, constant: Any) -> Any:
-            found = function(side.outputs(output))
-            shape = tuple(getattr(found, "shape", ()))
+            value = function(side.outputs(output))
+            shape = tuple(getattr(value, "shape", ()))
             if shape:
                 raise ConversionError(
                     f"loss of {name} gives an array of shape {shape}, not a scalar. Return its "
                     "mean or its sum."
                 )
-            return found
+            return value
 
         return check
 
@@ -55,11 +55,11 @@ def _waves(sides: tuple[Side, Side]) -> tuple[Loss, Loss]:
     def of(side: Side, paths: list[str]) -> Loss:
         def total(output: Any, constant: Any) -> Any:
             arrays = arrays_in(side.outputs(output))
-            found = [
+            terms = [
                 (arrays[path] * constant(wave)).mean()
                 for path, (_, wave) in zip(paths, waves, strict=True)
             ]
-            return sum(found[1:], found[0])
+            return sum(terms[1:], terms[0])
 
         return total
 

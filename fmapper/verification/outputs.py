@@ -56,7 +56,7 @@ class Outputs:
     @functools.cached_property
     def wide(self) -> tuple[Any, Any] | None:
         """The outputs in double precision; None where one of the models cannot compute in it."""
-        found = []
+        outputs = []
         for side in self.sides:
             try:
                 if self.calm:
@@ -68,8 +68,8 @@ class Outputs:
                 return None
             if output is None or (side.is_converted and not self.calm):
                 return None
-            found.append(output)
-        return found[0], found[1]
+            outputs.append(output)
+        return outputs[0], outputs[1]
 
     @property
     def can_double(self) -> bool:
@@ -84,8 +84,8 @@ class Outputs:
 
     def own(self, off: float, *, double: bool) -> Mapping[str, float]:
         """Returns path -> how far an output of `a` may be from that of another model."""
-        found = self.sides[0].sensitivity(off, double=double).outputs
-        return {path: OWN * apart for path, apart in found.items()}
+        distances = self.sides[0].sensitivity(off, double=double).outputs
+        return {path: OWN * apart for path, apart in distances.items()}
 
     def exact(self) -> tuple[float, float] | None:
         """Returns the errors of both outputs against `a` in float64."""
@@ -94,8 +94,13 @@ class Outputs:
             return None
         errors = []
         for output in self.values:
-            found = [difference(pair, CONVERTED) for pair in pairs_of(reference, output)]
-            errors.append(max((one.error / one.scale for one in found if one.scale), default=0.0))
+            differences = [difference(pair, CONVERTED) for pair in pairs_of(reference, output)]
+            errors.append(
+                max(
+                    (outcome.error / outcome.scale for outcome in differences if outcome.scale),
+                    default=0.0,
+                )
+            )
         return errors[0], errors[1]
 
 
@@ -103,22 +108,22 @@ def compare_outputs(
     sides: tuple[Side, Side], rtol: float | None, atol: float | None, *, calm: bool = False
 ) -> Outputs:
     """Compares the outputs of two models in the modes of their calls, `calm` without dropout."""
-    found = _call(sides, calm=calm)
-    judged = _judge_with(found, rtol, atol)
-    wrong = any(not one.ok for one in judged)
+    outputs = _call(sides, calm=calm)
+    judged = _judge_with(outputs, rtol, atol)
+    wrong = any(not outcome.ok for outcome in judged)
     can_be_calm = wrong and all(side.trial is not None for side in sides)
     if can_be_calm and (any(side.trains() for side in sides) or all(map(_draws, sides))):
-        found = _call(sides, calm=True)
-        judged = _judge_with(found, rtol, atol)
-    found.differences = tuple(judged)
+        outputs = _call(sides, calm=True)
+        judged = _judge_with(outputs, rtol, atol)
+    outputs.differences = tuple(judged)
     a, b = sides
     if b.dtypes and b.dtypes <= HALVES and a.dtypes & HALVES and not a.dtypes <= HALVES:
         names = [", ".join(sorted(side.dtypes)) for side in sides]
-        found.undecided.append(
+        outputs.undecided.append(
             f"whether b rounds more: a computes in {names[0]}, b in {names[1]} alone, as far as is "
             "seen"
         )
-    return found
+    return outputs
 
 
 def _draws(side: Side) -> bool:
@@ -138,84 +143,86 @@ def _call(sides: tuple[Side, Side], *, calm: bool) -> Outputs:
     return Outputs(sides, (values[0], values[1]), [*pairs_of(*values)], calm=calm)
 
 
-def _judge_with(found: Outputs, rtol: float | None, atol: float | None) -> list[Difference]:
-    if not found.pairs:
-        return [*plain_values(found.values[0], "output")]
+def _judge_with(outputs: Outputs, rtol: float | None, atol: float | None) -> list[Difference]:
+    if not outputs.pairs:
+        return [*plain_values(outputs.values[0], "output")]
     if rtol is not None or atol is not None:
-        return [difference(pair, Bounds(rtol, atol or 0.0)) for pair in found.pairs]
-    return _judge(found)
+        return [difference(pair, Bounds(rtol, atol or 0.0)) for pair in outputs.pairs]
+    return _judge(outputs)
 
 
-def _judge(found: Outputs) -> list[Difference]:
-    measured = all(side.trial is not None and not side.is_converted for side in found.sides)
+def _judge(outputs: Outputs) -> list[Difference]:
+    measured = all(side.trial is not None and not side.is_converted for side in outputs.sides)
     bounds = Bounds() if measured else CONVERTED
     pairs = [
         replace(pair, note=f"dtype {dtype_of(pair.x)} and {dtype_of(pair.y)}")
         if measured and differ_in_halves(pair)
         else pair
-        for pair in found.pairs
+        for pair in outputs.pairs
     ]
     plain = [difference(pair, bounds) for pair in pairs]
-    if any(one.note for one in plain) or (not measured and all(one.ok for one in plain)):
+    if any(outcome.note for outcome in plain) or (
+        not measured and all(outcome.ok for outcome in plain)
+    ):
         return plain
-    if not measured or found.wide is None:
-        own = found.own(2 * found.unit, double=False)
-        return [difference(pair, replace(bounds, own=own)) for pair in pairs]
-    wide = [*pairs_of(*found.wide)]
-    exact = _judge_in_double(found, wide)
-    rounded = _judge_rounding(found, pairs, plain, wide)
-    if found.strict:
-        found.strict = tuple(_join(found.strict, rounded))
+    if not measured or outputs.wide is None:
+        limits = outputs.own(2 * outputs.unit, double=False)
+        return [difference(pair, replace(bounds, own=limits)) for pair in pairs]
+    wide = [*pairs_of(*outputs.wide)]
+    exact = _judge_in_double(outputs, wide)
+    rounded = _judge_rounding(outputs, pairs, plain, wide)
+    if outputs.strict:
+        outputs.strict = tuple(_join(outputs.strict, rounded))
     return _join(exact, rounded)
 
 
 def _join(exact: Sequence[Difference], rounded: Sequence[Difference]) -> list[Difference]:
     """Returns the differences of both precisions that are worse."""
     return [
-        near if one.ok and (not near.ok or not one.precision) else one
-        for one, near in zip(exact, rounded, strict=True)
+        near if outcome.ok and (not near.ok or not outcome.precision) else outcome
+        for outcome, near in zip(exact, rounded, strict=True)
     ]
 
 
-def _judge_in_double(found: Outputs, wide: list[Pair]) -> list[Difference]:
+def _judge_in_double(outputs: Outputs, wide: list[Pair]) -> list[Difference]:
     """Judges by the outputs in double precision, in which another computation shows."""
     exact = [difference(pair, Bounds(units=SURELY * 2.0**52)) for pair in wide]
-    if all(one.ok for one in exact):
+    if all(outcome.ok for outcome in exact):
         return exact
-    own = found.own(ROUNDING_OF_DOUBLE, double=True)
-    exact = [difference(pair, Bounds(units=SURELY * 2.0**52, own=own)) for pair in wide]
-    if all(one.ok for one in exact):
+    limits = outputs.own(ROUNDING_OF_DOUBLE, double=True)
+    exact = [difference(pair, Bounds(units=SURELY * 2.0**52, own=limits)) for pair in wide]
+    if all(outcome.ok for outcome in exact):
         return exact
-    found.strict = tuple(replace(one, precision="float64") for one in exact)
-    unit = min(found.unit, UNITS["float32"])  # that of a table, as casts do nothing here
-    loose = found.own(2 * unit, double=True)
+    outputs.strict = tuple(replace(outcome, precision="float64") for outcome in exact)
+    unit = min(outputs.unit, UNITS["float32"])  # that of a table, as casts do nothing here
+    loose = outputs.own(2 * unit, double=True)
     judged = []
-    for one in exact:
-        limit = max(loose.get(one.path, 0.0), 8 * unit * one.scale)
-        if not one.ok and not one.note and one.error <= limit:
-            found.undecided.append(
-                f"{one.path} is off by {one.share:.1e} of its largest element in float64, no more "
-                "than a rounding of the models' own precision makes of it"
+    for outcome in exact:
+        limit = max(loose.get(outcome.path, 0.0), 8 * unit * outcome.scale)
+        if not outcome.ok and not outcome.note and outcome.error <= limit:
+            outputs.undecided.append(
+                f"{outcome.path} is off by {outcome.share:.1e} of its largest element in "
+                "float64, no more than a rounding of the models' own precision makes of it"
             )
-        is_open = not one.ok and not one.note
-        allowed = max(one.allowed, limit) if is_open else one.allowed
-        judged.append(replace(one, allowed=allowed, precision="" if one.ok else "float64"))
+        is_open = not outcome.ok and not outcome.note
+        allowed = max(outcome.allowed, limit) if is_open else outcome.allowed
+        judged.append(replace(outcome, allowed=allowed, precision="" if outcome.ok else "float64"))
     return judged
 
 
 def _judge_rounding(
-    found: Outputs, pairs: list[Pair], plain: list[Difference], wide: list[Pair]
+    outputs: Outputs, pairs: list[Pair], plain: list[Difference], wide: list[Pair]
 ) -> list[Difference]:
     """Judges how the models round: `b` no more than `a`, unless it computes in the same dtypes."""
-    if all(one.ok for one in plain):
+    if all(outcome.ok for outcome in plain):
         return plain
-    own = dict(found.own(2 * found.unit, double=False))
-    a, b = found.sides
+    limits = dict(outputs.own(2 * outputs.unit, double=False))
+    a, b = outputs.sides
     rounds_alike = not (b.dtypes - a.dtypes) & HALVES
     for pair, exact in zip(pairs, wide, strict=True):
         errors = [_error(exact.x, pair.x), _error(exact.y, pair.y) if rounds_alike else 0.0]
-        own[pair.path] = max(own.get(pair.path, 0.0), OWN * max(errors))
-    return [difference(pair, Bounds(own=own)) for pair in pairs]
+        limits[pair.path] = max(limits.get(pair.path, 0.0), OWN * max(errors))
+    return [difference(pair, Bounds(own=limits)) for pair in pairs]
 
 
 def _error(x: Any, y: Any) -> float:

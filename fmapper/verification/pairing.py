@@ -59,12 +59,12 @@ class Pairing:
             else:
                 flat[places.ravel()] = (array - self.shifts.get(name, 0)).ravel()
             seen[places.ravel()] = True
-        found, begin = {}, 1
+        pulled, begin = {}, 1
         for (name, shape), size in zip(self.shapes.items(), sizes, strict=True):
             if seen[begin : begin + size].all() and size:
-                found[name] = flat[begin : begin + size].reshape(shape)
+                pulled[name] = flat[begin : begin + size].reshape(shape)
             begin += size
-        return found
+        return pulled
 
     def push(self, arrays: Arrays) -> dict[str, Any]:
         """Returns arrays of `a` under the names and in the layouts of `b`.
@@ -178,9 +178,9 @@ def _identity(ours: Arrays, theirs: Arrays, trials: tuple[Trial, Trial]) -> Pair
     ids = _numbers(shapes)
     places = {}
     for name, array in theirs.items():
-        own = _first(trials[0], name)
-        same = own in shapes and shapes[own] == array.shape
-        places[name] = ids[own] if same else np.zeros(array.shape, np.int64)
+        partner = _first(trials[0], name)
+        same = partner in shapes and shapes[partner] == array.shape
+        places[name] = ids[partner] if same else np.zeros(array.shape, np.int64)
     return Pairing(shapes, places)
 
 
@@ -188,12 +188,12 @@ def _numbers(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Returns the numbers of all elements, from 1."""
     import numpy as np
 
-    found, begin = {}, 1
+    numbers, begin = {}, 1
     for name, shape in shapes.items():
         size = math.prod(shape)
-        found[name] = np.arange(begin, begin + size).reshape(shape)
+        numbers[name] = np.arange(begin, begin + size).reshape(shape)
         begin += size
-    return found
+    return numbers
 
 
 def _filler(model: Any) -> Callable[[Arrays], Arrays]:
@@ -278,14 +278,14 @@ def carry_numbers(numbers: Sequence[Any], carry: Callable[[Sequence[Any]], list[
     return carried
 
 
-def _inverse(found: Pairing, ours: Arrays) -> Pairing:
+def _inverse(pairing: Pairing, ours: Arrays) -> Pairing:
     """Returns the pairing of `b` with `a` for that of `a` with `b`."""
     import numpy as np
 
     ids = _numbers({name: array.shape for name, array in ours.items()})
-    places = _numbers(found.shapes)
-    flat = np.zeros(sum(math.prod(s) for s in found.shapes.values()) + 1, np.int64)
-    for name, at in found.places.items():
+    places = _numbers(pairing.shapes)
+    flat = np.zeros(sum(math.prod(s) for s in pairing.shapes.values()) + 1, np.int64)
+    for name, at in pairing.places.items():
         flat[at.ravel()] = ids[name].ravel()
     flat[0] = 0
     return Pairing(
@@ -302,7 +302,7 @@ def _wide(arrays: Arrays) -> Any:
     return np.complex128 if is_complex else np.float64
 
 
-def _check(found: Pairing, trials: tuple[Trial, Trial]) -> Pairing:
+def _check(pairing: Pairing, trials: tuple[Trial, Trial]) -> Pairing:
     """Raises for trained arrays of `b` that no array of `a` is.
 
     Raises:
@@ -310,17 +310,17 @@ def _check(found: Pairing, trials: tuple[Trial, Trial]) -> Pairing:
     """
     import numpy as np
 
-    lost = [name for name in trials[1].weights if not np.any(found.places[name])]
-    reached = found.pull({n: np.zeros(at.shape) for n, at in found.places.items()})
+    lost = [name for name in trials[1].weights if not np.any(pairing.places[name])]
+    reached = pairing.pull({n: np.zeros(at.shape) for n, at in pairing.places.items()})
     left = [name for name in trials[0].weights if name not in reached]
     if lost or left:
-        told = [f"{name} of b has no partner in a" for name in lost[:3]]
-        told += [f"{name} of a has no partner in b" for name in left[:3]]
+        faults = [f"{name} of b has no partner in a" for name in lost[:3]]
+        faults += [f"{name} of a has no partner in b" for name in left[:3]]
         raise StructureMismatchError(
-            f"the rules do not pair all parameters: {'; '.join(told)}. They take the names that "
+            f"the rules do not pair all parameters: {'; '.join(faults)}. They take the names that "
             "fmapper.state(a) gives to those of fmapper.state(b)."
         )
-    return found
+    return pairing
 
 
 def floats(arrays: Arrays, *, double: bool = False) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def compare_draws(compared: Outputs) -> tuple[Difference, ...]:
     Nothing is compared where neither draws.
     """
     sides = compared.sides
-    wrong = any(not one.ok for one in compared.differences)
+    wrong = any(not outcome.ok for outcome in compared.differences)
     if not compared.calm and not wrong:
         return ()
     calls = [side.call() for side in sides]
@@ -91,10 +91,12 @@ def _compare_dropout(compared: Outputs, a: Call, b: Call) -> tuple[Difference, .
         trial = side.trial
         assert trial is not None
         drawn.append(trial.draw(trial.weights, range(SEEDS)))
-    ours, theirs = ({rate: ones for rate, ones in one.items() if len(ones) > 1} for one in drawn)
+    ours, theirs = (
+        {rate: ones for rate, ones in spreads.items() if len(ones) > 1} for spreads in drawn
+    )
     if not ours and not theirs:
         return ()
-    rates = [sorted(rate for rate in one if not math.isnan(rate)) for one in (ours, theirs)]
+    rates = [sorted(rate for rate in spreads if not math.isnan(rate)) for spreads in (ours, theirs)]
     if rates[0] != rates[1]:
         note = f"a has {_rates(rates[0])}, b {_rates(rates[1])}"
         return (Difference("dropout", math.inf, 0.0, 0.0, note),)
@@ -102,13 +104,13 @@ def _compare_dropout(compared: Outputs, a: Call, b: Call) -> tuple[Difference, .
     if orders is None:
         compared.undecided.append("dropout: outputs_of_b hides which array is which")
         return ()
-    found = []
+    differences = []
     for rate in ours:
         still = [to_host(a.leaves[i]) for i in orders[0]]
         distance = _distance(still, orders, ours[rate], theirs.get(rate, drawn[1].get(rate, [])))
         name = "noise" if math.isnan(rate) else f"dropout of {rate:g}"
-        found.append(Difference(name, distance, 1.0, MOST, precision=_ERRORS))
-    return tuple(found)
+        differences.append(Difference(name, distance, 1.0, MOST, precision=_ERRORS))
+    return tuple(differences)
 
 
 _ERRORS = "standard errors of means and spreads over seeds"
@@ -130,7 +132,7 @@ def _compare_noise(compared: Outputs, a: Call, b: Call) -> tuple[Difference, ...
         assert trial is not None
         drawn.append(trial.noise(trial.weights, range(SEEDS)))
     distance = _distance(_means(drawn[0], orders[0]), orders, *drawn)
-    wrong = [one for one in compared.differences if not one.ok and not one.note]
+    wrong = [outcome for outcome in compared.differences if not outcome.ok and not outcome.note]
     if wrong and a.draws == b.draws and distance <= MOST:
         compared.undecided.append(
             f"{wrong[0].path} differs by {wrong[0].error:.1e} although both were given the same "
@@ -138,15 +140,17 @@ def _compare_noise(compared: Outputs, a: Call, b: Call) -> tuple[Difference, ...
             f"{SEEDS} seeds show"
         )
     compared.differences = tuple(
-        one if one.note else replace(one, error=0.0, precision="means and spreads over seeds")
-        for one in compared.differences
+        outcome
+        if outcome.note
+        else replace(outcome, error=0.0, precision="means and spreads over seeds")
+        for outcome in compared.differences
     )
     return (Difference("outputs over seeds", distance, 1.0, MOST, precision=_ERRORS),)
 
 
 def _orders(compared: Outputs, a: Call, b: Call) -> tuple[list[int], list[int]] | None:
     """Returns where the paired arrays are among the leaves of each output."""
-    found = []
+    orders = []
     paths_of_both = [p.path for p in compared.pairs], [p.other for p in compared.pairs]
     for side, call, paths in zip(compared.sides, (a, b), paths_of_both, strict=True):
         numbers = {id(leaf): i for i, leaf in enumerate(call.leaves)}
@@ -154,8 +158,8 @@ def _orders(compared: Outputs, a: Call, b: Call) -> tuple[list[int], list[int]] 
         order = [numbers.get(id(arrays.get(path)), -1) for path in paths]
         if -1 in order:
             return None
-        found.append(order)
-    return found[0], found[1]
+        orders.append(order)
+    return orders[0], orders[1]
 
 
 def _means(runs: list[list[Any]], order: list[int]) -> list[Any]:

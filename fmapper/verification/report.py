@@ -65,15 +65,23 @@ class Parting(Difference):
     rounded: bool = False
 
     def __str__(self) -> str:
-        told = Difference.__str__(self)
+        text = Difference.__str__(self)
         if self.b is not None:
-            told += f"\n  of b: {self.b}"
-        return told
+            text += f"\n  of b: {self.b}"
+        return text
 
 
-def part_at(one: Difference, stage: str, **more: Any) -> Parting:
+def part_at(difference: Difference, stage: str, **more: Any) -> Parting:
     """Returns a difference as a place where two models part."""
-    fields = (one.path, one.error, one.scale, one.allowed, one.note, one.size, one.precision)
+    fields = (
+        difference.path,
+        difference.error,
+        difference.scale,
+        difference.allowed,
+        difference.note,
+        difference.size,
+        difference.precision,
+    )
     return Parting(*fields, stage=stage, **more)
 
 
@@ -119,9 +127,13 @@ class Report:
     def ok(self) -> bool:
         """Whether something was compared, also of gradients and steps, and everything agrees."""
         trained = (self.gradients, *self.steps)
-        is_compared = all(any(one.size for one in ones) for ones in trained if ones)
-        every = (one for _, ones in self.parts() for one in ones)
-        return self.size > 0 and is_compared and all(one.ok for one in every)
+        is_compared = all(
+            any(difference.size for difference in differences)
+            for differences in trained
+            if differences
+        )
+        every = (difference for _, differences in self.parts() for difference in differences)
+        return self.size > 0 and is_compared and all(difference.ok for difference in every)
 
     @property
     def size(self) -> int:
@@ -150,13 +162,13 @@ class Report:
         for what, ones in self.parts():
             if not ones and what != "outputs":
                 continue
-            wrong = [one for one in ones if not one.ok]
+            wrong = [difference for difference in ones if not difference.ok]
             lines.append(f"{len(ones) - len(wrong)} of {len(ones)} {what} agree")
-            if what != "outputs" and not any(one.size for one in ones):
+            if what != "outputs" and not any(difference.size for difference in ones):
                 lines[-1] = f"nothing was compared of {len(ones)} {what}: they are NaN in both"
-            wrong.sort(key=lambda one: -one.share)
+            wrong.sort(key=lambda difference: -difference.share)
             shown = wrong[:_MOST] or (ones if what == "outputs" else ())
-            lines += [f"  {one}" for one in shown]
+            lines += [f"  {difference}" for difference in shown]
             if len(wrong) > _MOST:
                 lines.append(f"  and {len(wrong) - _MOST} more")
         if not self.size:
@@ -171,23 +183,25 @@ class Report:
         if self.exact is not None:
             a, b = self.exact
             lines.append(f"against float64: a is off by {a:.2e}, b by {b:.2e} of the largest")
-        lines += [f"not decided: {one}" for one in self.undecided]
+        lines += [f"not decided: {question}" for question in self.undecided]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as numbers, texts, lists and dicts, as for JSON."""
-        found: dict[str, Any] = asdict(self)
-        return {"ok": self.ok, **found}
+        return {"ok": self.ok, **asdict(self)}
 
     def _repr_html_(self) -> str:
-        told = [line for line in str(self).splitlines() if not line.startswith(" ")]
+        lines = [line for line in str(self).splitlines() if not line.startswith(" ")]
         parts = [*self.parts(), ("layers", self.layers)]
         tables = [
-            table((what.removesuffix("s"), "largest difference", "allowed", ""), map(_row, found))
-            for what, found in parts
-            if found
+            table(
+                (what.removesuffix("s"), "largest difference", "allowed", ""),
+                map(_row, differences),
+            )
+            for what, differences in parts
+            if differences
         ]
-        return as_html("\n".join(told), *tables)
+        return as_html("\n".join(lines), *tables)
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """Plots the difference of each layer, relative to its largest element.
@@ -216,6 +230,8 @@ class Report:
 _MOST = 5  # differences of one kind that are shown
 
 
-def _row(one: Difference) -> tuple[str, ...]:
-    numbers = ("", "") if one.note else (f"{one.error:.2e}", f"{one.allowed:.2e}")
-    return one.path, *numbers, one.note or ("agrees" if one.ok else "differs")
+def _row(difference: Difference) -> tuple[str, ...]:
+    numbers = (
+        ("", "") if difference.note else (f"{difference.error:.2e}", f"{difference.allowed:.2e}")
+    )
+    return difference.path, *numbers, difference.note or ("agrees" if difference.ok else "differs")

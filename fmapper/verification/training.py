@@ -95,9 +95,9 @@ class Trained:
 
     def wrong(self) -> list[Difference]:
         """Returns the differences that are not allowed."""
-        every = [one for ones in (self.gradients, *self.steps) for one in ones]
+        every = [outcome for ones in (self.gradients, *self.steps) for outcome in ones]
         every += [] if self.loss is None else [self.loss]
-        return [one for one in every if not one.ok]
+        return [outcome for outcome in every if not outcome.ok]
 
     @property
     def ok(self) -> bool:
@@ -138,22 +138,24 @@ def measure_training(trial: Trial, plan: Plan, unit: float, *, double: bool) -> 
         return _train(trial, moved, plan, 0, rate, None, double=double)
 
     def distances(course: Course, rate: float, off: float) -> dict[str, float]:
-        own: dict[str, float] = {}
+        spread: dict[str, float] = {}
         for seed in SEEDS:
             for key, apart in _distances(course, run(rate, off, seed)).items():
-                own[key] = max(own.get(key, 0.0), apart)
-        return own
+                spread[key] = max(spread.get(key, 0.0), apart)
+        return spread
 
     for rate in RATES if plan.rate is None and plan.steps else (plan.rate or RATES[0],):
         course = run(rate)
         if course.refused:
             return Measured(course, rate)
-        own = distances(course, rate, MOVES_OF_DOUBLE if double else 2 * unit)
+        spread = distances(course, rate, MOVES_OF_DOUBLE if double else 2 * unit)
         scales = _scales(course)
-        share = max((own[key] / x for key, x in scales.items() if x and key in own), default=0.0)
+        share = max(
+            (spread[key] / x for key, x in scales.items() if x and key in spread), default=0.0
+        )
         if course.is_finite and share <= SMALL:
             break
-    return Measured(course, rate, own, lambda: distances(course, rate, 2 * table_unit(unit)))
+    return Measured(course, rate, spread, lambda: distances(course, rate, 2 * table_unit(unit)))
 
 
 def table_unit(unit: float) -> float:
@@ -198,15 +200,15 @@ def _compare(
         note = f"b has none ({theirs.refused}), a has"
         return Trained(gradients=(Difference("gradients", math.inf, 0.0, 0.0, note),))
     units = UNITS_OF_DOUBLE if double else UNITS_OF_SUMS
-    found = _differ(trials, pairing, plan, measured, theirs, units, "float64" if double else "")
-    if not double or plan.rtol is not None or found.ok:
-        return found
+    trained = _differ(trials, pairing, plan, measured, theirs, units, "float64" if double else "")
+    if not double or plan.rtol is not None or trained.ok:
+        return trained
     loose = replace(measured, own=measured.coarse())
     units = 8 * table_unit(unit) / UNITS["float64"]
     settled = _differ(trials, pairing, plan, loose, theirs, units, "float64")
     if not settled.ok:
-        return found
-    worst = max(found.wrong(), key=lambda one: one.share)
+        return trained
+    worst = max(trained.wrong(), key=lambda outcome: outcome.share)
     settled.undecided.append(
         f"{worst.path} is off by {worst.share:.1e} of its largest element in float64, no more "
         "than a rounding of the models' own precision makes of it"
@@ -221,13 +223,13 @@ def _differ(
     ours = measured.course
     limits = {key: OWN * apart for key, apart in measured.own.items()}
     bounds = Bounds(plan.rtol, plan.atol, units, limits)
-    found = Trained()
+    trained = Trained()
     pair = Pair("loss", *_scalars(ours.loss, theirs.loss))
-    found.loss = difference(pair, bounds, precision)
+    trained.loss = difference(pair, bounds, precision)
     least = 1e-3 * max(map(largest, ours.gradients.values()), default=0.0)
     gradients = replace(bounds, least=least)
-    found.gradients = (*_gradients(trials, pairing, ours, theirs, gradients, plan, precision),)
-    found.steps = tuple(
+    trained.gradients = (*_gradients(trials, pairing, ours, theirs, gradients, plan, precision),)
+    trained.steps = tuple(
         tuple(
             difference(Pair(f"step {number}: {n}", x, after[n]), replace(bounds, least=1e-6),
                        precision)
@@ -236,7 +238,7 @@ def _differ(
         )
         for number, (before, after) in enumerate(zip(ours.states, theirs.states, strict=True), 1)
     )  # fmt: skip
-    return found
+    return trained
 
 
 def _gradients(
@@ -326,11 +328,11 @@ def check_optimizers(optimizer: Any) -> tuple[Any, Any]:
             "optimizer takes a name, or a pair of an optimizer for a and one for b, such as "
             "(torch.optim.SGD(a.parameters(), 0.1), optax.sgd(0.1))."
         )
-    for one in pair:
-        if isinstance(one, str):
-            check_name(one)
-    found: tuple[Any, Any] = pair
-    return found
+    for item in pair:
+        if isinstance(item, str):
+            check_name(item)
+    optimizers: tuple[Any, Any] = pair
+    return optimizers
 
 
 def _weights(trial: Trial, *, double: bool) -> dict[str, Any]:
@@ -350,23 +352,23 @@ def _scalars(*values: float) -> tuple[Any, ...]:
 
 
 def _scales(course: Course) -> dict[str, float]:
-    found = {name: largest(x) for name, x in course.gradients.items()}
-    top = max(found.values(), default=0.0)
-    found = {name: max(x, 1e-3 * top) for name, x in found.items()}
+    scales = {name: largest(x) for name, x in course.gradients.items()}
+    top = max(scales.values(), default=0.0)
+    scales = {name: max(x, 1e-3 * top) for name, x in scales.items()}
     for number, state in enumerate(course.states, 1):
-        found |= {f"step {number}: {name}": max(largest(x), 1e-6) for name, x in state.items()}
-    return found
+        scales |= {f"step {number}: {name}": max(largest(x), 1e-6) for name, x in state.items()}
+    return scales
 
 
 def _distances(course: Course, other: Course) -> dict[str, float]:
-    found = {"loss": abs(course.loss - other.loss)}
+    distances = {"loss": abs(course.loss - other.loss)}
     for name, x in course.gradients.items():
-        found[name] = _distance(x, other.gradients.get(name))
+        distances[name] = _distance(x, other.gradients.get(name))
     for number, (before, after) in enumerate(zip(course.states, other.states, strict=False), 1):
-        found |= {
+        distances |= {
             f"step {number}: {name}": _distance(x, after.get(name)) for name, x in before.items()
         }
-    return found
+    return distances
 
 
 def _distance(x: Any, y: Any) -> float:
@@ -376,23 +378,23 @@ def _distance(x: Any, y: Any) -> float:
     return math.inf if note else error
 
 
-def first_parting(found: Trained, mode: str) -> Parting | None:
+def first_parting(trained: Trained, mode: str) -> Parting | None:
     """Returns the parameter of the backward pass, or the step, where the models first part.
 
     A backward pass comes to the last parameters first.
     """
-    if found.loss is not None and not found.loss.ok:
-        return part_at(found.loss, "loss", mode=mode)
-    wrong = [one for one in found.gradients if not one.ok]
+    if trained.loss is not None and not trained.loss.ok:
+        return part_at(trained.loss, "loss", mode=mode)
+    wrong = [outcome for outcome in trained.gradients if not outcome.ok]
     if wrong:
-        frozen = [one for one in wrong if one.note]
+        frozen = [outcome for outcome in wrong if outcome.note]
         return part_at(
             (frozen or wrong)[-1], "backward", name=(frozen or wrong)[-1].path, mode=mode
         )
-    for number, step in enumerate(found.steps, 1):
-        off = [one for one in step if not one.ok]
+    for number, step in enumerate(trained.steps, 1):
+        off = [outcome for outcome in step if not outcome.ok]
         if off:
-            worst = max(off, key=lambda one: one.share)
+            worst = max(off, key=lambda outcome: outcome.share)
             name = worst.path.partition(": ")[2]
             return part_at(worst, "steps", name=name, step=number, mode=mode)
     return None
@@ -426,8 +428,8 @@ def compare_buffers(
     start = floats(trial.state)
 
     def compare(off: float, units: float) -> list[Difference]:
-        own = sides[0].sensitivity(off, double=double).state
-        limits = {name: OWN * apart for name, apart in own.items()}
+        spread = sides[0].sensitivity(off, double=double).state
+        limits = {name: OWN * apart for name, apart in spread.items()}
         bounds = Bounds(plan.rtol, plan.atol, units, limits)
         pairs = [Pair(name, x, theirs[name]) for name, x in ours.items() if name in theirs]
         return [difference(pair, bounds, "float64" if double else "") for pair in pairs]
@@ -442,29 +444,33 @@ def compare_buffers(
         if _differs(ours[name], start.get(name)) or _differs(theirs.get(name), before.get(name))
     }
     every = compare(*moves)
-    found = [one for one in every if one.ok or one.path in changed]
+    outcomes = [outcome for outcome in every if outcome.ok or outcome.path in changed]
     lacking = [
         f"{name}: a call of a changes it, and it has no partner among the arrays of b"
         for name, x in ours.items()
         if name not in theirs and _differs(x, start.get(name))
     ]
     lacking += [
-        f"{one.path} differs by {one.share:.1e} of its largest element, and no call changes it"
-        for one in every
-        if not one.ok and one.path not in changed
+        f"{outcome.path} differs by {outcome.share:.1e} of its largest element, and no call "
+        "changes it"
+        for outcome in every
+        if not outcome.ok and outcome.path not in changed
     ]
-    if double and plan.rtol is None and not all(one.ok for one in found):
+    if double and plan.rtol is None and not all(outcome.ok for outcome in outcomes):
         unit = table_unit(unit)
         settled = [
-            one
-            for one in compare(2 * unit, 8 * unit / UNITS["float64"])
-            if one.ok or one.path in changed
+            outcome
+            for outcome in compare(2 * unit, 8 * unit / UNITS["float64"])
+            if outcome.ok or outcome.path in changed
         ]
-        if all(one.ok for one in settled):
-            off = max((one for one in found if not one.ok), key=lambda one: one.share)
+        if all(outcome.ok for outcome in settled):
+            off = max(
+                (outcome for outcome in outcomes if not outcome.ok),
+                key=lambda outcome: outcome.share,
+            )
             lacking.append(
                 f"{off.path} is off by {off.share:.1e} of its largest element in float64, no more "
                 "than a rounding of the models' own precision makes of it"
             )
-            found = settled
-    return tuple(found), lacking
+            outcomes = settled
+    return tuple(outcomes), lacking

@@ -51,9 +51,9 @@ class Conditions:
     def draw(self, run: Run) -> dict[float, list[list[Any]]]:
         """Returns the outputs of a model in training for each seed; see `descent`."""
         draw: Callable[..., Any] = run
-        found: dict[float, list[list[Any]]]
-        found = draw(0.0, self.away, double=self.double, seeds=range(SEEDS))
-        return found
+        drawn: dict[float, list[list[Any]]]
+        drawn = draw(0.0, self.away, double=self.double, seeds=range(SEEDS))
+        return drawn
 
 
 CHOICES = (
@@ -85,7 +85,7 @@ class Results:
     @property
     def are_certain(self) -> bool:
         """Whether roundings change them by less than the contract allows a file to be off."""
-        return all(OWN * own <= LIMITS[what] for what, own in self.own.items())
+        return all(OWN * apart <= LIMITS[what] for what, apart in self.own.items())
 
 
 def learn_modes(runs: Mapping[str, Run]) -> Iterator[tuple[Conditions, dict[str, Results]]]:
@@ -100,7 +100,7 @@ def learn_modes(runs: Mapping[str, Run]) -> Iterator[tuple[Conditions, dict[str,
     Args:
         runs: Modes -> what runs and trains the model.
     """
-    known: list[tuple[Conditions, dict[str, Results]]] = []
+    smooth: list[tuple[Conditions, dict[str, Results]]] = []
     for conditions in CHOICES:
         results: dict[str, Results] = {}
         try:
@@ -113,13 +113,17 @@ def learn_modes(runs: Mapping[str, Run]) -> Iterator[tuple[Conditions, dict[str,
                 raise
             continue
         results = {mode: results[mode] for mode in runs if mode in results}
-        if all(one.are_certain for one in results.values()):
+        if all(result.are_certain for result in results.values()):
             yield conditions, results
-            yield from known if conditions.double else ()
+            yield from smooth if conditions.double else ()
             return
-        if all(one.are_smooth for one in results.values()) and not conditions.double and not known:
-            known.append((conditions, results))
-    yield from known or [learn_plainly(runs)]
+        if (
+            all(result.are_smooth for result in results.values())
+            and not conditions.double
+            and not smooth
+        ):
+            smooth.append((conditions, results))
+    yield from smooth or [learn_plainly(runs)]
 
 
 def learn_plainly(runs: Mapping[str, Run]) -> tuple[Conditions, dict[str, Results]]:
@@ -142,27 +146,27 @@ def learn(run: Run, conditions: Conditions, *, all_rates: bool = False) -> Resul
     import numpy as np
 
     for rate in RATES:
-        found = conditions.run(run, rate)
-        own = dict.fromkeys(_WORDS.values(), 0.0)
-        if rate != RATES[-1] and not _is_finite(found):
+        values = conditions.run(run, rate)
+        sensitivity = dict.fromkeys(_WORDS.values(), 0.0)
+        if rate != RATES[-1] and not _is_finite(values):
             continue
         for off in (conditions.rounding, -conditions.rounding):  # a bend may lie on either side
-            for what, apart in find_distances(found, conditions.run(run, rate, off)).items():
-                own[what] = max(own[what], apart)
-            is_small = own["steps"] <= LIMITS["steps"] / 10
+            for what, apart in find_distances(values, conditions.run(run, rate, off)).items():
+                sensitivity[what] = max(sensitivity[what], apart)
+            is_small = sensitivity["steps"] <= LIMITS["steps"] / 10
             if not is_small and rate != RATES[-1]:
                 break
-        results = Results(found | {"rate": np.array(rate)}, own)
+        results = Results(values | {"rate": np.array(rate)}, sensitivity)
         if is_small or not (results.are_smooth or all_rates):
             break
     return results
 
 
-def _is_finite(found: Mapping[str, Any]) -> bool:
+def _is_finite(values: Mapping[str, Any]) -> bool:
     """Returns whether the steps of a model have not left the numbers."""
     import numpy as np
 
-    return all(np.isfinite(x).all() for key, x in found.items() if key.startswith("after."))
+    return all(np.isfinite(x).all() for key, x in values.items() if key.startswith("after."))
 
 
 def are_at_bends(
@@ -179,26 +183,26 @@ def are_at_bends(
             continue
         if kind not in ("gradients", "steps"):
             return False
-        found, apart = results[mode].found, 0.0
+        values, apart = results[mode].found, 0.0
         for times in _FEW:
             for sign in (1, -1):
                 off = sign * times * conditions.rounding
-                again = conditions.run(runs[mode], float(found["rate"]), off)
-                apart = max(apart, find_distances(found, again)[kind])
+                again = conditions.run(runs[mode], float(values["rate"]), off)
+                apart = max(apart, find_distances(values, again)[kind])
         if OWN * apart < error:
             return False
     return True
 
 
-def find_distances(found: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+def find_distances(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
     """Returns the largest relative distance of outputs, gradients and steps from others."""
     import numpy as np
 
-    gradients = [one for key, one in found.items() if key.startswith("gradient.")]
+    gradients = [gradient for key, gradient in values.items() if key.startswith("gradient.")]
     largest = max(map(_largest, gradients), default=0.0)
     least = {"output": 1e-6, "gradient": 1e-3 * largest, "after": 1e-3}
     apart = dict.fromkeys(_WORDS.values(), 0.0)
-    for key, value in found.items():
+    for key, value in values.items():
         kind = key.partition(".")[0]
         if kind not in _WORDS:
             continue
@@ -216,13 +220,13 @@ def _largest(array: Any) -> float:
     return float(finite.max(initial=0.0))
 
 
-def _distance(found: Any, wanted: Any, least: float) -> float:
+def _distance(array: Any, wanted: Any, least: float) -> float:
     """Returns the relative distance of numbers; 1 where one is not finite."""
     import numpy as np
 
-    if found.shape != wanted.shape or found.dtype.kind not in "fc":
+    if array.shape != wanted.shape or array.dtype.kind not in "fc":
         return 0.0
     finite = np.isfinite(wanted)
-    apart = np.abs(found[finite] - wanted[finite])
+    apart = np.abs(array[finite] - wanted[finite])
     apart = np.where(np.isfinite(apart), apart, 1.0)
     return float(apart.max(initial=0.0) / max(_largest(wanted), least, 1e-30))

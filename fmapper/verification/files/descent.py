@@ -40,15 +40,15 @@ def descent(
         weights = {name: move(widen(x) if double else x, off) for name, x in held.items()}
         if seeds:
             return trial.draw(weights, seeds, double=double)
-        found = {f"weight.{name}": x for name, x in weights.items()} if off else {}
+        results = {f"weight.{name}": x for name, x in weights.items()} if off else {}
         call = trial.call(weights, double=double)
         outputs = [to_host(x) for x in leaves(call)]
-        found |= {f"output.{i}": x for i, x in enumerate(outputs)}
+        results |= {f"output.{i}": x for i, x in enumerate(outputs)}
         if call.draws is not None:
-            found["draws"] = call.draws
+            results["draws"] = call.draws
         if not weights or not any(x.dtype.name.startswith(("float", "bfloat")) for x in outputs):
-            return found
-        return found | _train(trial, weights, rate, double=double)
+            return results
+        return results | _train(trial, weights, rate, double=double)
 
     return run
 
@@ -59,7 +59,7 @@ def _train(
     """Returns the gradients, and the arrays after five steps that these have changed."""
     import numpy as np
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     state = None
     learned: list[str] = []
     before = {name: np.array(to_host(x)) for name, x in trial.state.items()}
@@ -71,7 +71,7 @@ def _train(
             return {}
         if step == 0:
             learned = [name for name in weights if name in slope.gradients]
-            found = {f"gradient.{name}": slope.gradients[name] for name in learned}
+            results = {f"gradient.{name}": slope.gradients[name] for name in learned}
         state = slope.state
         rates = {name: np.asarray(rate, x.real.dtype) for name, x in weights.items()}
         weights = {
@@ -80,12 +80,12 @@ def _train(
             else x
             for name, x in weights.items()
         }
-    found |= {f"after.{name}": weights[name] for name in learned}
+    results |= {f"after.{name}": weights[name] for name in learned}
     floats = {n: x for n, x in before.items() if dtype_of(x).startswith(("float", "bfloat"))}
     for name in (*trial.fixed, *floats):
-        found[f"fixed.{name}"] = np.zeros(())  # it must get no gradient, or it would learn
+        results[f"fixed.{name}"] = np.zeros(())  # it must get no gradient, or it would learn
     for name, old in floats.items():  # such as the statistics of batches
         new = to_host((state or {})[name])
         if not np.array_equal(new, old):
-            found[f"after.{name}"] = new
-    return found
+            results[f"after.{name}"] = new
+    return results

@@ -82,10 +82,10 @@ class Translated:
             for n, x in self.trial.weights.items()
         }
         run = descent(self.trial, self._leaves)
-        found = run(rate, 0.0, double=self.double, weights=weights)
-        slopes = self.pairing.pull(pick(found, "gradient."), add=True)
-        after = self.pairing.pull(pick(found, "after."))
-        rest = {name: x for name, x in found.items() if name.startswith(("output.", "draws"))}
+        results = run(rate, 0.0, double=self.double, weights=weights)
+        slopes = self.pairing.pull(pick(results, "gradient."), add=True)
+        after = self.pairing.pull(pick(results, "after."))
+        rest = {name: x for name, x in results.items() if name.startswith(("output.", "draws"))}
         return {
             **rest,
             **{f"gradient.{n}": slopes.get(n, np.zeros(x.shape)) for n, x in self.weights.items()},
@@ -150,11 +150,11 @@ def compare_mode(model: Translated) -> dict[str, float]:
     mode = "train" if model.train else "eval"
     given = pick(model.given, f"{mode}.")
     expected = pick(given, "gradient.")
-    found = model.run(float(given.get("rate", 0.0)))
+    results = model.run(float(given.get("rate", 0.0)))
     report = {}
-    if "draws" in given and found.get("draws", given["draws"]) != given["draws"]:
+    if "draws" in given and results.get("draws", given["draws"]) != given["draws"]:
         report[f"{mode} draws"] = 1.0  # though these numbers may make no difference
-    ours, theirs = pick(given, "output."), pick(found, "output.")
+    ours, theirs = pick(given, "output."), pick(results, "output.")
     if ours.keys() != theirs.keys():
         return report | {f"{mode} outputs": math.inf}
     report[f"{mode} outputs"] = _largest_distance(theirs, ours, 1e-6)
@@ -162,14 +162,14 @@ def compare_mode(model: Translated) -> dict[str, float]:
         report[f"{mode} dropout"] = _distance_of_dropout(model, given)
     if not expected:
         return report
-    if "refused" in found:
-        raise ValueError(f"it has no gradients: {found['refused']}")
+    if "refused" in results:
+        raise ValueError(f"it has no gradients: {results['refused']}")
     largest = max(float(np.abs(g).max(initial=0)) for g in expected.values())
-    slopes = pick(found, "gradient.")
+    slopes = pick(results, "gradient.")
     fixed = {k: np.zeros_like(slopes[k]) for k in pick(given, "fixed.") if k in slopes}
     report[f"{mode} gradients"] = _largest_distance(slopes, fixed | expected, 1e-3 * largest)
     after = pick(given, "after.")
-    report[f"{mode} steps"] = _largest_distance(pick(found, "after."), after, 1e-3)
+    report[f"{mode} steps"] = _largest_distance(pick(results, "after."), after, 1e-3)
     return report
 
 
@@ -247,13 +247,13 @@ def compare_file(
     sys.modules["translated"] = net
     spec.loader.exec_module(net)
     report: dict[str, float] = {}
-    known: Pairing | None = None
+    previous: Pairing | None = None
     for mode in modes:
         model = Translated(net, name, target, given, mode == "train")
-        if known is not None and known.places.keys() == arrays_of(model.trial).keys():
-            model.pairing = known
+        if previous is not None and previous.places.keys() == arrays_of(model.trial).keys():
+            model.pairing = previous
         report |= compare_mode(model)
-        known = model.pairing
+        previous = model.pairing
     return report
 
 

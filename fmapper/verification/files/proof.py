@@ -85,40 +85,42 @@ class Proof:
     @property
     def bounds(self) -> dict[str, float]:
         """How far each may be: the contract, or what a rounding of the weights does, four times."""
-        found = {}
+        bounds = {}
         for what in self.errors:
-            own = self.own.get(what, 0.0)
-            found[what] = max(LIMITS[what.rpartition(" ")[2]], OWN * own if own <= MOST else 0.0)
-        return found
+            apart = self.own.get(what, 0.0)
+            bounds[what] = max(
+                LIMITS[what.rpartition(" ")[2]], OWN * apart if apart <= MOST else 0.0
+            )
+        return bounds
 
     def __str__(self) -> str:
-        told = [
+        texts = [
             f"{what} {error:.1e}"
             + (f" (a rounding of its weights: {self.own[what]:.1e})" if self._is_own(what) else "")
             for what, error in self.errors.items()
             if not what.endswith(("draws", "dropout"))
         ]
-        told += [
+        texts += [
             f"{what.split()[0]} draws other random numbers than its source"
             for what in self.errors
             if what.endswith("draws")
         ]
-        told += [
+        texts += [
             f"{mode} gradients not compared, since the source has none ({why})"
             for mode, why in self.refused.items()
         ]
-        told += [self._tell_dropout(error) for what, error in self.errors.items()
+        texts += [self._tell_dropout(error) for what, error in self.errors.items()
                  if what.endswith("dropout")]  # fmt: skip
         if self.coarse and not self:
-            told.append(
+            texts.append(
                 f"the model computes in {self.coarse}, in which results agree to two digits"
             )
         how = [f"with weights moved by {self.away:.1%}"] if self.away else []
         how += ["in double precision"] if self.double else []
         if how:
             reason = "since a rounding of its own changes its outputs or gradients"
-            told.append(f"{' and '.join(how)}, {reason}")
-        return ", ".join(told)
+            texts.append(f"{' and '.join(how)}, {reason}")
+        return ", ".join(texts)
 
     def _tell_dropout(self, error: float) -> str:
         same = "are those of its source" if error <= LIMITS["dropout"] else "differ"
@@ -211,7 +213,7 @@ class File:
         import numpy as np
 
         arrays: dict[str, Any] = {f"weight.{name}": x for name, x in self.weights.items()}
-        own: dict[str, float] = {}
+        sensitivity: dict[str, float] = {}
         refused: dict[str, str] = {}
         for mode, result in results.items():
             for key, value in result.found.items():
@@ -223,7 +225,7 @@ class File:
                     arrays[f"{mode}.{place}"] = value
                 elif place in arrays:  # as it was moved
                     arrays[place] = value
-            own |= {f"{mode} {what}": error for what, error in result.own.items()}
+            sensitivity |= {f"{mode} {what}": error for what, error in result.own.items()}
         if train is not None and "train" in results:
             arrays |= self._draw(train, results["train"], conditions)
         arrays |= self.arrays
@@ -235,7 +237,9 @@ class File:
         arrays["inputs"] = np.array(json.dumps(self.inputs))
         errors = self._run(arrays, [*results])
         how = conditions.away, conditions.double
-        return Proof(errors, own, arrays, self.framework, self.name, refused, *how, self.coarse)
+        return Proof(
+            errors, sensitivity, arrays, self.framework, self.name, refused, *how, self.coarse
+        )
 
     def _draw(self, train: Run, result: Results, conditions: Conditions) -> dict[str, Any]:
         """Returns how far outputs in training are from those without dropout, over many seeds.

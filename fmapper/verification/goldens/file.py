@@ -189,18 +189,18 @@ def write_goldens(goldens: Goldens, path: str | os.PathLike[str]) -> None:
         "rates": goldens.rates,
         "unit": goldens.unit,
         "sensitivity": [
-            [one.off, one.double, _finite(one.outputs), _finite(one.state)]
-            for one in goldens.sensitivity
+            [entry.off, entry.double, _finite(entry.outputs), _finite(entry.state)]
+            for entry in goldens.sensitivity
         ],
         "operations": [
             [
                 *map(_line, (seen.module, seen.op, seen.source, seen.loop, seen.name)),
                 list(seen.operands),
                 [tree(x, f"operations.{i}.{k}") for k, x in enumerate(seen.values)],
-                one.tolerance if math.isfinite(one.tolerance) else 1.0,
+                operation.tolerance if math.isfinite(operation.tolerance) else 1.0,
             ]
-            for i, one in enumerate(goldens.operations)
-            for seen in (one.observation,)
+            for i, operation in enumerate(goldens.operations)
+            for seen in (operation.observation,)
         ],
         "training": None,
     }  # fmt: skip
@@ -345,8 +345,8 @@ class _Reader:
         if kind == "value":
             return _value(inner)
         if kind in ("list", "tuple"):
-            found = [self._tree(x, depth + 1) for x in _list(inner)]
-            return found if kind == "list" else tuple(found)
+            children = [self._tree(x, depth + 1) for x in _list(inner)]
+            return children if kind == "list" else tuple(children)
         if kind == "dict":
             pairs = [_list(x) for x in _list(inner)]
             if not all(len(x) == 2 and type(x[0]) in (str, int) for x in pairs):
@@ -451,10 +451,10 @@ def _each(read: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
     def entries(data: Any) -> dict[str, Any]:
         if type(data) is not dict:
             raise Misfit("is not an object")
-        found = {}
+        values = {}
         for key, value in data.items():
             with within(key):
-                found[_text(key)] = read(value)
-        return found
+                values[_text(key)] = read(value)
+        return values
 
     return entries

@@ -98,8 +98,8 @@ def record_goldens(
         moves = [(unit, False), *([(table, True), (ROUNDING_OF_DOUBLE, True)] if double else [])]
         sensitivity = []
         for off, wide in moves:
-            own = side.sensitivity(off, double=wide)
-            sensitivity.append(GoldenSensitivity(off, wide, own.outputs, own.state))
+            distances = side.sensitivity(off, double=wide)
+            sensitivity.append(GoldenSensitivity(off, wide, distances.outputs, distances.state))
         run = side.watch(None, double=double) or []
         limits = side.tolerance(run, None, table if double else unit, double=double)
         training = None
@@ -134,7 +134,10 @@ def record_goldens(
                 rates=sorted(call.rates),
                 unit=side.unit,
                 sensitivity=sensitivity,
-                operations=[Observed(one, limit) for one, limit in zip(run, limits, strict=True)],
+                operations=[
+                    Observed(observation, limit)
+                    for observation, limit in zip(run, limits, strict=True)
+                ],
                 training=training,
             ),
             path,
@@ -179,23 +182,23 @@ class GoldenSide(Side):
         self, other: Models | None, off: float = 0.0, seed: int = 0, *, double: bool = False
     ) -> list[Observation]:
         """Returns the operations, in the best precision of the model."""
-        return [one.observation for one in self.model.operations]
+        return [operation.observation for operation in self.model.operations]
 
     def tolerance(
         self, run: Sequence[Observation], other: Models | None, unit: float, *, double: bool
     ) -> list[float]:
         """Returns how far each result may be off, as it was measured."""
-        return [max(4 * unit, one.tolerance) for one in self.model.operations]
+        return [max(4 * unit, operation.tolerance) for operation in self.model.operations]
 
     def sensitivity(self, unit: float, *, double: bool) -> Sensitivity:
         """Returns how far the model is from itself, by the roundings that were measured.
 
         What a small rounding does is in proportion to it.
         """
-        known = [one for one in self.model.sensitivity if one.double == double]
-        if not known:
+        measured = [entry for entry in self.model.sensitivity if entry.double == double]
+        if not measured:
             return Sensitivity()
-        near = min(known, key=lambda one: abs(one.off - unit))
+        near = min(measured, key=lambda entry: abs(entry.off - unit))
         share = unit / near.off if near.off else 1.0
         return Sensitivity(*(
             {key: share * apart for key, apart in of.items()} for of in (near.outputs, near.state)
@@ -231,8 +234,8 @@ class GoldenSide(Side):
         if training.double and not double:
             gradients, *states = map(self._narrow, (gradients, *states))
         course = Course(training.loss, gradients, states)
-        own = training.own if double or not training.double else training.coarse
-        return Measured(course, training.rate, own, lambda: training.coarse)
+        distances = training.own if double or not training.double else training.coarse
+        return Measured(course, training.rate, distances, lambda: training.coarse)
 
     def _narrow(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Returns arrays that were computed in double precision in that of the model."""

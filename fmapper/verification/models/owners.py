@@ -24,9 +24,9 @@ def source_of(model: Any) -> Models | None:
 
 def adapter_of_model(model: Any) -> Models | None:
     """Returns the framework of a model, or of the arrays of a callable; None if it has neither."""
-    found = next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)
-    if found is not None or isinstance(model, tuple):
-        return found
+    framework = next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)
+    if framework is not None or isinstance(model, tuple):
+        return framework
     try:
         device = get_device(model)
     except NotAFunctorError:  # a function with arrays in its closure
@@ -79,10 +79,10 @@ def inputs_for(
     from fmapper.moves.mover import mover_to
 
     def plain(x: Any) -> Any:
-        own = adapter_of(x)
-        if own is None or own.name == (adapter.lowers_like or adapter.name):
+        owner = adapter_of(x)
+        if owner is None or owner.name == (adapter.lowers_like or adapter.name):
             return x
-        return own.portable(x)
+        return owner.portable(x)
 
     given: tuple[tuple[Any, ...], dict[str, Any]] = fmap(plain, (args, dict(kwargs)))
     moved: tuple[tuple[Any, ...], dict[str, Any]] = mover_to(adapter)(

@@ -117,8 +117,8 @@ class Side:
         if self.adapter is None:
             return None
         given = inputs_for(self.adapter, self.args, self.kwargs)
-        found = self.adapter.call_in_float64(self.model, *given, train=self.train)
-        return None if found is None else self.outputs(found)
+        output = self.adapter.call_in_float64(self.model, *given, train=self.train)
+        return None if output is None else self.outputs(output)
 
     def watch(
         self, other: Models | None, off: float = 0.0, seed: int = 0, *, double: bool = False
@@ -147,18 +147,18 @@ class Side:
 
     def sensitivity(self, unit: float, *, double: bool) -> Sensitivity:
         """Returns how far the model is from itself when weights and inputs are moved a little."""
-        found = Sensitivity()
+        sensitivity = Sensitivity()
         base = self.call(double=double)
         for seed in SEEDS if base is not None else ():
             moved = self.call(unit, seed, double=double)
             if base is None or moved is None:
                 break
             for path, apart in distances(base.output, moved.output).items():
-                found.outputs[path] = max(found.outputs.get(path, 0.0), apart)
+                sensitivity.outputs[path] = max(sensitivity.outputs.get(path, 0.0), apart)
             for name, x in base.state.items():
                 apart = _distance(to_host(x), to_host(moved.state[name]))
-                found.state[name] = max(found.state.get(name, 0.0), apart)
-        return found
+                sensitivity.state[name] = max(sensitivity.state.get(name, 0.0), apart)
+        return sensitivity
 
     def tolerance(
         self, run: Sequence[Observation], other: Models | None, unit: float, *, double: bool
@@ -170,15 +170,15 @@ class Side:
         moved = self.watch(other, unit, 1, double=double) or ()
         if len(moved) != len(run):
             return [4 * unit] * len(run)
-        found = []
+        limits = []
         for seen, again in zip(run, moved, strict=True):
             share = 0.0
             for x, y in zip(seen.values, again.values, strict=False):
                 if is_floating(x):
                     error, scale, _, note = measure(to_host(x), to_host(y))
                     share = max(share, 0.0 if note or not scale else error / scale)
-            found.append(max(4 * unit, OWN * share))
-        return found
+            limits.append(max(4 * unit, OWN * share))
+        return limits
 
     def recorded_plan(self, loss: Any) -> tuple[bool, int, tuple[Any, Any]]:
         """Returns whether goldens have gradients, and how many steps of which optimiser."""
@@ -231,9 +231,9 @@ def make_sides(
     options = [() if adapter is None else adapter.options(model) for model, adapter in models]
     ours, theirs = (
         Side(model, adapter, own_args, {
-            name: x for name, x in named.items() if name in own or name not in others
+            name: x for name, x in named.items() if name in accepted or name not in others
         }, train)
-        for (model, adapter), (own_args, named), own, others in zip(
+        for (model, adapter), (own_args, named), accepted, others in zip(
             models, given, options, reversed(options), strict=True
         )
     )  # fmt: skip
@@ -275,19 +275,19 @@ def _with_adapters(
         models: The models.
         given: The inputs of each, by position and by keyword.
     """
-    known = [adapter_of_model(model) for model in models]
+    adapters = [adapter_of_model(model) for model in models]
     for i, model in enumerate(models):
-        if known[i] is None and isinstance(model, tuple):
-            known[i] = source_of_callable(model, None)
-        elif known[i] is None and callable(model):
-            other = known[1 - i]
-            found = None if other is None else source_of_callable(model, other)
-            if found is None or not _records(found, model, given[i]):
-                found = adapter_of_arrays(arrays_in(given[i]).values())
-            known[i] = found
+        if adapters[i] is None and isinstance(model, tuple):
+            adapters[i] = source_of_callable(model, None)
+        elif adapters[i] is None and callable(model):
+            other = adapters[1 - i]
+            owner = None if other is None else source_of_callable(model, other)
+            if owner is None or not _records(owner, model, given[i]):
+                owner = adapter_of_arrays(arrays_in(given[i]).values())
+            adapters[i] = owner
     return [
         (model if adapter is None else adapter.as_model(model), adapter)
-        for model, adapter in zip(models, known, strict=True)
+        for model, adapter in zip(models, adapters, strict=True)
     ]
 
 
@@ -310,16 +310,16 @@ def _move(x: Any, off: float, seed: int) -> Any:
 
 def arrays_in(output: Any) -> dict[str, Any]:
     """Returns the arrays in an output by path, in those of its framework."""
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
 
     def look(x: Any, path: str, around: frozenset[int]) -> None:
         if id(x) in around:
             return
         if adapter_of(x) is not None:
-            found[path] = x
+            arrays[path] = x
             return
         for key, part in (parts_of(x) or {}).items():
             look(part, path_of(path, key), around | {id(x)})
 
     look(output, "output", frozenset())
-    return found
+    return arrays

@@ -36,19 +36,19 @@ class Spread:
 
         parts: list[Any] = []
         for still, i in zip(self._still, self._places, strict=True):
-            found = self._real(outputs[i])
-            known = np.where(np.isfinite(still), still, 0)
-            scale = np.abs(known).max(initial=0) or 1.0
-            apart = (found - still) / scale
+            values = self._real(outputs[i])
+            base = np.where(np.isfinite(still), still, 0)
+            scale = np.abs(base).max(initial=0) or 1.0
+            apart = (values - still) / scale
             is_finite = np.isfinite(apart)
             apart = np.where(is_finite, apart, 0)
-            known = known / scale
-            share = (known * apart).sum() / max((known**2).sum(), 1e-30)
+            base = base / scale
+            share = (base * apart).sum() / max((base**2).sum(), 1e-30)
             parts += [apart.ravel(), apart.ravel() ** 2, [share]]
-            parts += [[(apart**2).mean(), (~is_finite).mean(), (found == 0).mean()]]
+            parts += [[(apart**2).mean(), (~is_finite).mean(), (values == 0).mean()]]
             parts += [self._sum_with_signs(apart, axis) for axis in range(apart.ndim)]
-        found = np.concatenate(parts) if parts else np.zeros(0)
-        self._sums, self._squares = self._sums + found, self._squares + found**2
+        values = np.concatenate(parts) if parts else np.zeros(0)
+        self._sums, self._squares = self._sums + values, self._squares + values**2
         self.count += 1
 
     def result(self) -> Any:
@@ -70,11 +70,11 @@ class Spread:
         import numpy as np
 
         mean, variance = self.result()
-        known, spread = other
-        if mean.shape != known.shape:
+        expected, spread = other
+        if mean.shape != expected.shape:
             return float("inf")
         error = np.sqrt((variance + spread) / self.count + 1e-4**2)
-        apart = np.abs(mean - known) / error
+        apart = np.abs(mean - expected) / error
         pooled: list[int] = []
         end = 0
         for still, count in zip(self._still, self._pooled, strict=True):
