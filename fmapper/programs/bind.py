@@ -91,10 +91,10 @@ def leaf_paths(program: Program) -> list[str]:
 def name_sizes(program: Program, text: str) -> str:
     """Replaces the names of sizes that a recorder made by the places where they are given."""
     places: dict[str, str] = {}
-    users = [one for one in program.inputs if one.kind in ("user", "static")]
-    for one, path in zip(users, leaf_paths(program), strict=True):
-        places.setdefault(str(one.value), path)
-        for d, size in enumerate(one.shape):
+    users = [user for user in program.inputs if user.kind in ("user", "static")]
+    for user, path in zip(users, leaf_paths(program), strict=True):
+        places.setdefault(str(user.value), path)
+        for d, size in enumerate(user.shape):
             places.setdefault(str(size), f"{path}.shape[{d}]")
     return sizes.name_sizes(text, places)
 
@@ -124,8 +124,8 @@ def _positions(signature: tuple[Parameter, ...], count: int) -> list[Any]:
 
 
 def _static_values(program: Program) -> list[Any]:
-    found = [i for i in program.inputs if i.kind in ("user", "static")]
-    return [i.value if i.kind == "static" else _MISSING for i in found]
+    inputs = [i for i in program.inputs if i.kind in ("user", "static")]
+    return [i.value if i.kind == "static" else _MISSING for i in inputs]
 
 
 def _is_spare(program: Program, name: Any, at: int, count: int) -> bool:
@@ -135,8 +135,8 @@ def _is_spare(program: Program, name: Any, at: int, count: int) -> bool:
     users = [label for label, given in zip(program.graph.inputs, program.inputs, strict=True)
              if given.kind in ("user", "static")]  # fmt: skip
     kinds = [i.kind for i in program.inputs if i.kind in ("user", "static")]
-    own = list(zip(users, kinds, strict=True))[at : at + count]
-    return all(kind == "user" and label not in program.graph.uses() for label, kind in own)
+    leaves = list(zip(users, kinds, strict=True))[at : at + count]
+    return all(kind == "user" and label not in program.graph.uses() for label, kind in leaves)
 
 
 def _value_of_omitted(

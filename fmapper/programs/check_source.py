@@ -42,8 +42,8 @@ def refuse_difference(
             given = inputs_for(target, args, kwargs)
         except MoveError:  # examples without values, as on the meta device
             return
-        found = target.examine(converted, *given)
-        if found is None or train:
+        examined = target.examine(converted, *given)
+        if examined is None or train:
             return
         try:
             mine = source.call(model, *inputs_for(source, args, kwargs, copy=True), train=False)
@@ -54,13 +54,13 @@ def refuse_difference(
                 f"{type(model).__name__} does not run on the examples itself, though it was "
                 f"recorded: {type(error).__name__}: {str(error).strip()[:500]}"
             ) from error
-    wrong = [d for d in differences(mine, found[0]) if not _is_close(d)]
+    wrong = [d for d in differences(mine, examined[0]) if not _is_close(d)]
     if not wrong:
         return
     report = compare(model, converted, args, kwargs, train=False)
     if report.exact is not None and not any(d.note for d in wrong):
-        own, its = report.exact
-        if its <= _SLACK * own:
+        ours, its = report.exact
+        if its <= _SLACK * ours:
             return
     first = report.first
     name = type(model).__name__

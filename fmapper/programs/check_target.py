@@ -51,13 +51,13 @@ def check(
         ConversionError: They differ, or the converted model does not run; the message says where.
     """
     options = source.options(model)
-    own = {name: value for name, value in kwargs.items() if name in options}
+    keywords = {name: value for name, value in kwargs.items() if name in options}
     rest = {name: value for name, value in kwargs.items() if name not in options}
     with warnings.catch_warnings(action="ignore"):  # recording has warned already
         examples: Call = mover_to(source)((args, rest), strict=False)
     modes = [program] if program.evaluation is None else [program.evaluation, program]
     for recorded in modes:
-        run = _prepare(model, source, recorded, (examples[0], {**examples[1], **own}))
+        run = _prepare(model, source, recorded, (examples[0], {**examples[1], **keywords}))
         if run is None:
             return
         if isinstance(run, str):
@@ -66,16 +66,16 @@ def check(
                 FmapperWarning,
             )
             return
-        found = _outcome(converted, target, recorded, examples, "the examples")
+        outcome = _outcome(converted, target, recorded, examples, "the examples")
         try:
-            _compare(recorded, run, found, "the examples")
+            _compare(recorded, run, outcome, "the examples")
         except ConversionError as error:
             if recorded.train:
                 raise
             raise ConversionError(f"{error}. {_where(model, converted, args, kwargs)}") from None
     if program.symbols:
         reasons = [
-            _compare_other_sizes(model, source, converted, target, recorded, examples, own)
+            _compare_other_sizes(model, source, converted, target, recorded, examples, keywords)
             for recorded in modes
         ]
         if any(reasons):
@@ -102,14 +102,14 @@ def _compare_other_sizes(
     target: Models,
     program: Program,
     examples: Call,
-    own: Mapping[str, Any],
+    keywords: Mapping[str, Any],
 ) -> str:
     """Compares both at other sizes; returns the reason if that was not possible."""
     places = _Places(program, examples)
     failures = []
     for sizes in itertools.islice(places.others(), _MOST_SIZES):
         given = places.resize(sizes)
-        run = _prepare(model, source, program, (given[0], {**given[1], **own}))
+        run = _prepare(model, source, program, (given[0], {**given[1], **keywords}))
         if run is None:
             return ""
         if isinstance(run, str):
@@ -161,24 +161,24 @@ def _compare(
     if got is None:
         return
     wanted = _by_path(*run(0.0))
-    found = _by_path(*got)
+    actual = _by_path(*got)
     count = 0
     chosen = []
     for path, expected in wanted.items():
-        if path not in found:
+        if path not in actual:
             if path.startswith("output"):
                 raise ConversionError(f"{program.name}: {path} is missing from the converted model")
             continue  # the converted model returns it unchanged
-        problem = _problem(expected, found[path])
+        problem = _problem(expected, actual[path])
         count += 1
-        if not problem or _is_open(program, run, path, expected, found[path]):
+        if not problem or _is_open(program, run, path, expected, actual[path]):
             continue
         others = _with_other_vectors(program, run, path)
         if others is not None and _problem(expected, others):
             if _problem(abs(expected), abs(others)):
                 chosen.append(path)
                 continue
-            if not _problem(abs(expected), abs(found[path])):
+            if not _problem(abs(expected), abs(actual[path])):
                 continue  # the values agree up to their signs
         raise ConversionError(
             f"{program.name}: on {about} the converted model differs from the original: {path} "
@@ -192,7 +192,7 @@ def _compare(
             "orthogonal factors, for which the converted model makes other, equally valid choices",
             ConversionWarning,
         )
-    for path in found:
+    for path in actual:
         if path.startswith("output") and path not in wanted:
             raise ConversionError(
                 f"{program.name}: on {about} the converted model returns {path}, which the "
@@ -204,8 +204,8 @@ def _compare(
 
 def _by_path(outputs: list[Any], changed: Mapping[str, Any]) -> dict[str, Any]:
     numbered = {f"output[{i}]": x for i, x in enumerate(outputs)}
-    found = {**numbered, **changed}
-    return {path: _array(x) for path, x in found.items() if hasattr(x, "shape")}
+    arrays = {**numbered, **changed}
+    return {path: _array(x) for path, x in arrays.items() if hasattr(x, "shape")}
 
 
 def _array(x: Any) -> Any:
@@ -213,20 +213,20 @@ def _array(x: Any) -> Any:
     return array
 
 
-def _problem(expected: Any, found: Any) -> str:
+def _problem(expected: Any, actual: Any) -> str:
     """Describes how an array differs from the expected one; empty if it agrees."""
     import numpy as np
 
-    if expected.shape != found.shape:
-        return f"has shape {found.shape}, not {expected.shape}"
-    if expected.dtype != found.dtype:
-        return f"has dtype {found.dtype}, not {expected.dtype}"
+    if expected.shape != actual.shape:
+        return f"has shape {actual.shape}, not {expected.shape}"
+    if expected.dtype != actual.dtype:
+        return f"has dtype {actual.dtype}, not {expected.dtype}"
     tolerance = _TOLERANCE.get(expected.dtype.name)
     if tolerance is None and expected.dtype.kind != "V" and "float" not in expected.dtype.name:
-        wrong = int((expected != found).sum())
+        wrong = int((expected != actual).sum())
         return f"differs in {wrong} of {expected.size} elements" if wrong else ""
     wide = np.complex128 if expected.dtype.kind == "c" else np.float64
-    x, y = expected.astype(wide), found.astype(wide)
+    x, y = expected.astype(wide), actual.astype(wide)
     finite = np.isfinite(x)
     if (finite != np.isfinite(y)).any() or (np.isnan(x) != np.isnan(y)).any():
         return "is infinite or NaN at other places"
@@ -239,7 +239,7 @@ def _problem(expected: Any, found: Any) -> str:
 
 
 def _is_open(
-    program: Program, run: Callable[..., Outcome], path: str, expected: Any, found: Any
+    program: Program, run: Callable[..., Outcome], path: str, expected: Any, actual: Any
 ) -> bool:
     """Returns whether several results are correct, or the last bits decide.
 
@@ -249,9 +249,9 @@ def _is_open(
     import numpy as np
 
     stepwise = _by_path(*run(0.0, compiled=False)).get(path)
-    if stepwise is not None and not _problem(stepwise, found):
+    if stepwise is not None and not _problem(stepwise, actual):
         return True
-    if expected.shape != found.shape or expected.dtype != found.dtype:
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
         return False
     dtypes = {d for call in program.graph.walk() for d, _ in call.result if "float" in d}
     off = max((_ROUNDING.get(d, 1e-6) for d in dtypes), default=1e-6)
@@ -259,9 +259,9 @@ def _is_open(
     if not _problem(expected, shaken):
         return False
     if expected.dtype.kind in "iub":
-        return bool((expected != shaken).sum() * 4 >= (expected != found).sum())
+        return bool((expected != shaken).sum() * 4 >= (expected != actual).sum())
     wide = np.complex128 if expected.dtype.kind == "c" else np.float64
-    x, y, z = (one.astype(wide) for one in (expected, found, shaken))
+    x, y, z = (array.astype(wide) for array in (expected, actual, shaken))
     finite = np.isfinite(x) & np.isfinite(y) & np.isfinite(z)
     if not finite.any():
         return True
@@ -307,8 +307,8 @@ class _Places:
     def others(self) -> Iterator[dict[str, int]]:
         """Yields other sizes that the program allows: larger ones and multiples in turns."""
         turns = itertools.zip_longest(self._sums(), self._multiples())
-        found = (sizes for turn in turns for sizes in turn if sizes is not None)
-        return (sizes for sizes in found if sizes != self._sizes and self._fit(sizes))
+        candidates = (sizes for turn in turns for sizes in turn if sizes is not None)
+        return (sizes for sizes in candidates if sizes != self._sizes and self._fit(sizes))
 
     def _sums(self) -> Iterator[dict[str, int]]:
         names = list(self._sizes)
@@ -345,7 +345,7 @@ class _Places:
         """Returns the examples at other sizes, with elements repeated or dropped."""
         import numpy as np
 
-        known: dict[int, Any] = {}
+        copies: dict[int, Any] = {}
         for leaf, shape in zip(self._leaves(), self._shapes, strict=False):
             resized = leaf
             for axis, size in enumerate(shape):
@@ -354,6 +354,6 @@ class _Places:
                     at = np.arange(wanted) % leaf.shape[axis]
                     resized = resized[(*(slice(None),) * axis, at)]
             if resized is not leaf:
-                known[id(leaf)] = resized
-        found: Call = fmap(lambda x: known.get(id(x), x), self._examples)
-        return found
+                copies[id(leaf)] = resized
+        examples: Call = fmap(lambda x: copies.get(id(x), x), self._examples)
+        return examples

@@ -254,11 +254,11 @@ def convert_with_arrays(
         given = (model, source, target, example_inputs, example_kwargs or {})
         layers = modes and target.writes_modes == "layers"
         settings.update(dynamic_shapes=shapes, both=not layers)
-        found = record_program(*given, **settings)
+        recorded = record_program(*given, **settings)
         if not layers:
-            return found
+            return recorded
         return replace(
-            found,
+            recorded,
             evaluation=record_program(*given, only_layers=True, **settings),
             starts_in_training=any(source.modes(model, *given[3:]).values()),
         )
@@ -278,8 +278,8 @@ def convert_with_arrays(
         else:
             converted = lower_it(program)
         if program.fixed:
-            told = "\n".join(f"  {sentence}" for sentence in program.fixed)
-            warn(f"{program.name}: these sizes are fixed:\n{told}", FixedSizeWarning)
+            lines = "\n".join(f"  {sentence}" for sentence in program.fixed)
+            warn(f"{program.name}: these sizes are fixed:\n{lines}", FixedSizeWarning)
         check = check and arrays is None  # else the model itself has no values to compare with
         if check:
             say(f"comparing {type(model).__name__} and what was made of it")
@@ -287,8 +287,8 @@ def convert_with_arrays(
             given = (example_inputs, example_kwargs or {})
             try:
                 if source.compares:
-                    for one in _modes_of(program, is_one=is_one):
-                        check_target.check(model, source, converted, target, one, *given)
+                    for mode in _modes_of(program, is_one=is_one):
+                        check_target.check(model, source, converted, target, mode, *given)
                 else:
                     from fmapper.programs import check_source
 
@@ -405,10 +405,10 @@ def _check_moved(
     family = family_of(target)
     given, named = inputs_for(target, args, kwargs)
     try:
-        found = [adapter_of(leaf) for leaf in fleaves(moved(*given, **named))]
+        leaves = fleaves(moved(*given, **named))
         problem = ""
-        owners = [own for own in found if own is not None]
-        if not all(isinstance(own, Models) and family_of(own) == family for own in owners):
+        owners = [owner for owner in map(adapter_of, leaves) if owner is not None]
+        if not all(isinstance(owner, Models) and family_of(owner) == family for owner in owners):
             problem = "it gives arrays of another framework"
     except Exception as error:  # whatever the code of a user raises
         problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"

@@ -29,7 +29,9 @@ class Echoes:
             *zip(names_of_arguments(program), positional.children, strict=True),
             *zip(keyword.keys, keyword.children, strict=True),
         ]
-        arguments = [((name, *steps), spec) for name, own in given for steps, spec in _records(own)]
+        arguments = [
+            ((name, *steps), spec) for name, tree in given for steps, spec in _records(tree)
+        ]
         outputs = [(steps, spec) for steps, spec in _records(program.out_spec, inner=True)]
         self._program = program
         self._pairs: list[tuple[Steps, Steps, TreeSpec]] = []
@@ -55,12 +57,12 @@ def _records(
     spec: TreeSpec, *, inner: bool = False, steps: Steps = ()
 ) -> list[tuple[Steps, TreeSpec]]:
     """Returns the records in builtin containers and, with `inner`, in other records."""
-    found = [(steps, spec)] if spec.kind == "record" else []
+    records = [(steps, spec)] if spec.kind == "record" else []
     if spec.kind in ("tuple", "list", "dict") or (inner and spec.kind == "record"):
         keys = spec.keys if spec.kind == "dict" else range(len(spec.children))
         for key, child in zip(keys, spec.children, strict=True):
-            found += _records(child, inner=inner, steps=(*steps, key))
-    return found
+            records += _records(child, inner=inner, steps=(*steps, key))
+    return records
 
 
 def _at(tree: Any, steps: Steps) -> Any:
@@ -98,7 +100,9 @@ def _like(node: Any, spec: TreeSpec, new: Any) -> Any:
     if not isinstance(kind, NodeType) or not kind.pytree:
         return new
     names = [name for name, _ in _parts(spec)]
-    values = [_like(getattr(node, name), own, new[i]) for i, (name, own) in enumerate(_parts(spec))]
+    values = [
+        _like(getattr(node, name), field, new[i]) for i, (name, field) in enumerate(_parts(spec))
+    ]
     return _replace(node, kind, dict(zip(names, values, strict=True)))
 
 

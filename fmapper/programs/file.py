@@ -251,12 +251,12 @@ def _arrays_by_name(
     with within(key):
         if type(names) is not list:
             raise Misfit("is not a list of names")
-        found = {}
+        named = {}
         for i, name in enumerate(names):
-            if type(name) is not str or prefix + name not in arrays or name in found:
+            if type(name) is not str or prefix + name not in arrays or name in named:
                 raise Misfit(f"there is no array {show(name)}, or it occurs twice", i)
-            found[name] = arrays[prefix + name]
-    return found
+            named[name] = arrays[prefix + name]
+    return named
 
 
 def _in_evaluation(program: Program) -> Mapping[str, Any]:
@@ -265,7 +265,7 @@ def _in_evaluation(program: Program) -> Mapping[str, Any]:
 
 def _names(about: Mapping[str, Any]) -> set[str]:
     """Returns the arrays that a program names; errors in it are reported later."""
-    found = set()
+    named = set()
     for key, prefix in (
         ("parameters", ""),
         ("buffers", ""),
@@ -274,8 +274,8 @@ def _names(about: Mapping[str, Any]) -> set[str]:
     ):
         names = about.get(key)
         if type(names) is list:
-            found |= {prefix + name for name in names if type(name) is str}
-    return found
+            named |= {prefix + name for name in names if type(name) is str}
+    return named
 
 
 def _arrays(file: BinaryIO, header: Header, wanted: Collection[str]) -> dict[str, Any]:

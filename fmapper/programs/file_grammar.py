@@ -169,11 +169,13 @@ def _check_one(program: Program, whole: Program) -> None:
         "buffer": whole.buffers,
         "constant": program.constants,
     }
-    _check_each(program.inputs, Input, lambda one: _check_input(one, named), "inputs")
+    _check_each(program.inputs, Input, lambda entry: _check_input(entry, named), "inputs")
     if len(program.inputs) != len(program.graph.inputs):
         raise Misfit("the graph has another number of inputs", "inputs")
     users = sum(given.kind in ("user", "static") for given in program.inputs)
-    _check_each(program.outputs, Output, lambda one: _check_output(one, named, users), "outputs")
+    _check_each(
+        program.outputs, Output, lambda entry: _check_output(entry, named, users), "outputs"
+    )
     if type(program.graph.outputs) is not tuple or (
         len(program.outputs) != len(program.graph.outputs)
     ):
@@ -368,8 +370,8 @@ def _check_names(program: Program, whole: Program) -> None:
         if len(axes) > len(arrays[name].shape):
             raise Misfit(f"{show(name)} has fewer dimensions", "axes")
         for axis in axes:
-            for one in axis if type(axis) is tuple else (axis,):
-                _check_class((str, type(None)), one, "axes")
+            for label in axis if type(axis) is tuple else (axis,):
+                _check_class((str, type(None)), label, "axes")
 
 
 # --- graphs ---------------------------------------------------------------------------------------
@@ -377,13 +379,13 @@ def _check_names(program: Program, whole: Program) -> None:
 
 def _check_graph(graph: Graph) -> None:
     _check_class(tuple, graph.inputs, "inputs")
-    known: set[str] = set()
+    names: set[str] = set()
     for i, name in enumerate(graph.inputs):
         with within("inputs"):
             _check_identifier(name, i)
-            if name in known:
+            if name in names:
                 raise Misfit(f"{show(name)} occurs twice", i)
-        known.add(name)
+        names.add(name)
     if graph.kinds != ():
         _check_kinds(graph.kinds, "kinds")
         if len(graph.kinds) != len(graph.inputs):
@@ -392,18 +394,18 @@ def _check_graph(graph: Graph) -> None:
     try:
         for i, call in enumerate(graph.calls):  # noqa: B007 - `except` names it
             _check_class(Call, call)
-            _check_call(call, known)
-            if call.name in known:
+            _check_call(call, names)
+            if call.name in names:
                 raise Misfit(f"{show(call.name)} occurs twice", "name")
-            known.add(call.name)
+            names.add(call.name)
     except Misfit as error:
         error.place += [i, "calls"]
         raise
     with within("outputs"):
-        _check_argument(graph.outputs, known)
+        _check_argument(graph.outputs, names)
 
 
-def _check_call(call: Call, known: set[str]) -> None:
+def _check_call(call: Call, names: set[str]) -> None:
     _check_identifier(call.name, "name", word=True)
     _check_text(_OP, call.op, "op", "operation")
     _check_text(_LINE, call.module, "module", "path of a module")
@@ -411,11 +413,11 @@ def _check_call(call: Call, known: set[str]) -> None:
     _check_class(tuple, call.args, "args")
     _check_class(dict, call.kwargs, "kwargs")
     with within("args"):
-        _check_argument(call.args, known)
+        _check_argument(call.args, names)
     for key, value in call.kwargs.items():
         _check_identifier(key, "kwargs", word=True)
         with within("kwargs", key):
-            _check_argument(value, known)
+            _check_argument(value, names)
     if call.result != ():
         _check_kinds(call.result, "result")
 
@@ -431,16 +433,16 @@ def _check_kinds(kinds: Any, name: str) -> None:
             check_shape(kind[1])
 
 
-def _check_argument(value: Any, known: set[str]) -> None:
+def _check_argument(value: Any, names: set[str]) -> None:
     kind = type(value)
     if kind is Ref:
-        if value.name not in known:
+        if value.name not in names:
             raise Misfit(f"{show(value.name)} is used before it is defined")
     elif kind is tuple:
         i = 0
         try:
             for i, inner in enumerate(value):  # noqa: B007 - `except` names it
-                _check_argument(inner, known)
+                _check_argument(inner, names)
         except Misfit as error:
             error.place.append(i)
             raise
@@ -448,7 +450,7 @@ def _check_argument(value: Any, known: set[str]) -> None:
         for key, inner in value.items():
             _check_class((str, int, bool), key)
             with within(key):
-                _check_argument(inner, known)
+                _check_argument(inner, names)
     elif kind is Graph:
         _check_graph(value)
     elif kind is Size:

@@ -135,14 +135,14 @@ def _decode(data: Any) -> Any:
 
 
 def _decode_each(values: list[Any], names: tuple[str, ...] = ()) -> tuple[Any, ...]:
-    found: list[Any] = []
+    decoded: list[Any] = []
     try:
         for value in values:
-            found.append(_decode(value))
+            decoded.append(_decode(value))
     except Misfit as error:
-        error.place.append(names[len(found)] if names else len(found))
+        error.place.append(names[len(decoded)] if names else len(decoded))
         raise
-    return tuple(found)
+    return tuple(decoded)
 
 
 def _list_of(value: Any, counts: range, what: str) -> list[Any]:
@@ -154,8 +154,8 @@ def _list_of(value: Any, counts: range, what: str) -> list[Any]:
 def _text(value: Any) -> str:
     if type(value) is not str:
         raise Misfit(f"{show(value)} is not a name")
-    found: str = _decode(value)
-    return found
+    text: str = _decode(value)
+    return text
 
 
 def _number(value: Any) -> float:
@@ -174,17 +174,17 @@ def _complex(value: Any) -> complex:
 def _map(value: Any) -> dict[Any, Any]:
     if type(value) is not list:
         raise Misfit("a map must be a list of pairs")
-    found: dict[Any, Any] = {}
+    entries: dict[Any, Any] = {}
     for i, (first, inner) in enumerate(_pairs(value)):
         with within(i):
             key = _decode(first)
             if type(key) not in (str, int, bool, float, tuple, type(None)) or not _hashable(key):
                 raise Misfit(f"{show(key)} is not a key")
-            if key in found:
+            if key in entries:
                 raise Misfit(f"the key {show(key)} occurs twice")
         with within(key if isinstance(key, str) and key.isidentifier() else i):
-            found[key] = _decode(inner)
-    return found
+            entries[key] = _decode(inner)
+    return entries
 
 
 def _pairs(value: list[Any]) -> Iterator[list[Any]]:

@@ -138,8 +138,8 @@ class LoweringTable:
 
     def dims(self, op: str) -> Callable[..., None] | None:
         """Returns what an operation does with dimensions; None for one that does not say it."""
-        found = self.find(op, {})
-        return None if found is None else found.dims
+        entry = self.find(op, {})
+        return None if entry is None else entry.dims
 
     def find_all(
         self, ops: Mapping[str, Iterable[str]], added: Mapping[str, Lowering]
@@ -153,17 +153,17 @@ class LoweringTable:
         Raises:
             UnsupportedOpsError: Some have none; lists all of them.
         """
-        found = {op: self.find(op, added) for op in ops}
-        missing = {op: list(ops[op]) for op, lowering in found.items() if lowering is None}
+        lowerings = {op: self.find(op, added) for op in ops}
+        missing = {op: list(ops[op]) for op, lowering in lowerings.items() if lowering is None}
         if missing:
             raise UnsupportedOpsError(self._complaint(missing), missing)
-        return {op: lowering for op, lowering in found.items() if lowering is not None}
+        return {op: lowering for op, lowering in lowerings.items() if lowering is not None}
 
     def lowers_whole(self, added: Mapping[str, Lowering]) -> frozenset[str]:
         """Returns the operations that a recorder keeps whole, the user's included."""
         self.load()
         tables = (self.entries, added)
-        return frozenset(op for table in tables for op, found in table.items() if found.whole)
+        return frozenset(op for table in tables for op, entry in table.items() if entry.whole)
 
     def _complaint(self, missing: Mapping[str, list[str]]) -> str:
         lines = []

@@ -87,22 +87,22 @@ class Graph:
     def uses(self) -> frozenset[str]:
         """Returns the names that a call or an output refers to."""
         if self._used is None:
-            found = set(refs_in(self.outputs))
+            names = set(refs_in(self.outputs))
             for call in self.calls:
-                found.update(refs_in((call.args, call.kwargs)))
-            self._used = frozenset(found)
+                names.update(refs_in((call.args, call.kwargs)))
+            self._used = frozenset(names)
         return self._used
 
     def last_uses(self) -> dict[str, tuple[str, ...]]:
         """Maps the name of each call to the results that it is the last to use."""
         if self._last_uses is None:
             seen = set(refs_in(self.outputs))
-            found: dict[str, tuple[str, ...]] = {}
+            last: dict[str, tuple[str, ...]] = {}
             for call in reversed(self.calls):
                 names = dict.fromkeys((*refs_in((call.args, call.kwargs)), call.name))
-                found[call.name] = tuple(name for name in names if name not in seen)
+                last[call.name] = tuple(name for name in names if name not in seen)
                 seen.update(names)
-            self._last_uses = found
+            self._last_uses = last
         return self._last_uses
 
     def without_dead_calls(self, keep: Callable[[Call], bool]) -> Graph:
@@ -238,8 +238,8 @@ class Guard:
 
     def holds(self, sizes: Mapping[str, Any]) -> Any:
         """Returns whether the condition holds; True where the sizes are not known."""
-        found = size_of(self.expression, sizes)
-        return found is None or RELATIONS[self.relation](found, self.value)
+        size = size_of(self.expression, sizes)
+        return size is None or RELATIONS[self.relation](size, self.value)
 
 
 # The types of variables of Flax NNX that a file may name.
@@ -384,13 +384,13 @@ class Program:
 
     def size_problem(self, sizes: dict[str, Any]) -> str:
         """Describes sizes that contradict one another; empty if none do."""
-        known = solve_names(sizes)
+        solved = solve_names(sizes)
         for expression, given in sizes.items():
-            wanted = size_of(expression, known)
+            wanted = size_of(expression, solved)
             if wanted is not None and wanted != given:
                 return f"a size is {given}, but {expression} is {wanted}"
         for guard in self.guards:
-            if not guard.holds(known):
+            if not guard.holds(solved):
                 return self._guard_problem(guard, sizes)
         return ""
 
@@ -433,16 +433,16 @@ class Program:
 
     def ops(self) -> dict[str, list[str]]:
         """Maps the operations of the program to the paths of the modules that use them."""
-        found: dict[str, dict[str, None]] = {}
+        paths: dict[str, dict[str, None]] = {}
         for call in self.graph.walk():
-            found.setdefault(call.op, {})[call.module] = None
-        return {op: list(modules) for op, modules in found.items()}
+            paths.setdefault(call.op, {})[call.module] = None
+        return {op: list(modules) for op, modules in paths.items()}
 
     def __rich__(self) -> RenderableType:
-        given = [one for one in self.inputs if one.kind == "user"]
+        given = [user for user in self.inputs if user.kind == "user"]
         counts = Counter(call.op for call in self.graph.walk()).most_common()
         rows = {
-            "inputs": "; ".join(f"{one.dtype} {show_shape(one.shape)}" for one in given),
+            "inputs": "; ".join(f"{user.dtype} {show_shape(user.shape)}" for user in given),
             "sizes that vary": self.name_sizes(", ".join(self.symbols)),
             "parameters": f"{len(self.parameters) or ''}",  # a model has its own
             "operations": ", ".join(f"{op} {count}" for op, count in counts[:8])
@@ -476,11 +476,11 @@ def refs_in(value: Any) -> Iterator[str]:
         yield from refs_in(tuple(value.values()))
 
 
-def substitute(value: Any, known: Mapping[str, Any]) -> Any:
+def substitute(value: Any, values: Mapping[str, Any]) -> Any:
     """Replaces references in arguments by other values."""
-    if not known:
+    if not values:
         return value
-    return map_arguments(value, lambda v: known.get(v.name, v) if isinstance(v, Ref) else v)
+    return map_arguments(value, lambda v: values.get(v.name, v) if isinstance(v, Ref) else v)
 
 
 def map_arguments(value: Any, change: Callable[[Any], Any]) -> Any:

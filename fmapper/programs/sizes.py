@@ -87,9 +87,9 @@ def solve_names(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     solved = dict(sizes)
     for expression, given in sizes.items():
-        found = None if expression.isidentifier() else _LINEAR.fullmatch(expression)
-        if found is not None and isinstance(given, int):
-            factor, name, sign, more = found.groups()
+        match = None if expression.isidentifier() else _LINEAR.fullmatch(expression)
+        if match is not None and isinstance(given, int):
+            factor, name, sign, more = match.groups()
             rest = given - int(f"{sign or '+'}{more or 0}")
             solved.setdefault(name, rest // max(int(factor or 1), 1))
     return solved
@@ -114,11 +114,11 @@ def _parse(expression: str) -> Any:
     tokens: list[str] = []
     at, end = 0, len(expression.rstrip())
     while at < end:
-        found = _TOKEN.match(expression, at)
-        if found is None:
+        match = _TOKEN.match(expression, at)
+        if match is None:
             return None
-        tokens.append(found[found.lastindex or 0])
-        at = found.end()
+        tokens.append(match[match.lastindex or 0])
+        at = match.end()
     reader = _Reader(tokens)
     try:
         tree = reader.sum()
@@ -164,9 +164,9 @@ class _Reader:
         if token.isdigit():
             return int(token)
         if token == "(":
-            found = self._within(self.sum)
+            tree = self._within(self.sum)
             self._take(")")
-            return found
+            return tree
         if not token.isidentifier():
             raise SyntaxError(token)
         if self._next() != "(":
@@ -184,9 +184,9 @@ class _Reader:
         if self._depth == _DEEPEST:
             raise SyntaxError("too deep")
         self._depth += 1
-        found = part()
+        tree = part()
         self._depth -= 1
-        return found
+        return tree
 
     def _next(self) -> str:
         return self.rest[-1] if self.rest else ""
@@ -258,8 +258,8 @@ class Polynomial(dict[tuple[str, ...], int]):
 
     def __lt__(self, other: Polynomial) -> bool:
         """Compares the terms of highest degree."""
-        one, two = ([(len(term), n) for term, n in x.items()] or [(0, 0)] for x in (self, other))
-        return max(one) < max(two)
+        left, right = ([(len(term), n) for term, n in x.items()] or [(0, 0)] for x in (self, other))
+        return max(left) < max(right)
 
     def __add__(self, other: Polynomial) -> Polynomial:
         return _sum([*self.items(), *other.items()])
@@ -271,17 +271,17 @@ class Polynomial(dict[tuple[str, ...], int]):
         if len(self) * len(other) > _MOST_TERMS:
             raise OverflowError(f"a product of more than {_MOST_TERMS} terms")
         pairs = itertools.product(self.items(), other.items())
-        return _sum((tuple(sorted(one + two)), m * n) for (one, m), (two, n) in pairs)
+        return _sum((tuple(sorted(left + right)), m * n) for (left, m), (right, n) in pairs)
 
     def __str__(self) -> str:
         return " + ".join("*".join([*factors, f"{n}"]) for factors, n in sorted(self.items()))
 
 
 def _sum(terms: Iterable[tuple[tuple[str, ...], int]]) -> Polynomial:
-    found: Counter[tuple[str, ...]] = Counter()
+    total: Counter[tuple[str, ...]] = Counter()
     for factors, number in terms:
-        found[factors] += number
-    return Polynomial({factors: number for factors, number in found.items() if number})
+        total[factors] += number
+    return Polynomial({factors: number for factors, number in total.items() if number})
 
 
 def _polynomial(tree: Any) -> Polynomial:
@@ -290,16 +290,16 @@ def _polynomial(tree: Any) -> Polynomial:
     function, *operands = tree
     if function is not _fold:
         return _apply(function, *map(_polynomial, operands))
-    found = _polynomial(operands[0])
+    polynomial = _polynomial(operands[0])
     for function, operand in zip(operands[1::2], operands[2::2], strict=True):
-        found = _apply(function, found, _polynomial(operand))
-    return found
+        polynomial = _apply(function, polynomial, _polynomial(operand))
+    return polynomial
 
 
 def _apply(function: Any, *operands: Polynomial) -> Polynomial:
     if function in (operator.add, operator.sub, operator.mul):
-        found: Polynomial = function(*operands)
-        return found
+        polynomial: Polynomial = function(*operands)
+        return polynomial
     numbers = [operand.number for operand in operands]
     if function is operator.neg:
         return Polynomial() - operands[0]
@@ -335,10 +335,10 @@ def reshape_groups(
         k, m = i, j
         i, j = min(i + 1, len(old)), min(j + 1, len(new))
         while True:
-            one, other = math.prod(before[k:i], start=unit), math.prod(after[m:j], start=unit)
-            if one == other:
+            left, right = math.prod(before[k:i], start=unit), math.prod(after[m:j], start=unit)
+            if left == right:
                 break
-            if one < other and i < len(old):
+            if left < right and i < len(old):
                 i += 1
             elif j < len(new):
                 j += 1

@@ -35,7 +35,7 @@ def user_lowerings(target: Models) -> dict[str, Lowering]:
     """Returns the user's lowerings to a framework, by operation."""
     family = get_adapter(target.lowers_like or target.name, Models)
     return {
-        **{op: one for op, one in added.get(None, {}).items() if family.lowers(op)},
+        **{op: lowering for op, lowering in added.get(None, {}).items() if family.lowers(op)},
         **added.get(family.name, {}),
         **added.get(target.name, {}),
     }
@@ -104,7 +104,10 @@ def record_program(
 
 def _compute_the_same(a: Program, b: Program) -> bool:
     """Returns whether two recordings of one model have the same calls and constants."""
-    graphs = [(one.graph.inputs, one.graph.calls, one.graph.outputs, one.outputs) for one in (a, b)]
+    graphs = [
+        (program.graph.inputs, program.graph.calls, program.graph.outputs, program.outputs)
+        for program in (a, b)
+    ]
     return repr(graphs[0]) == repr(graphs[1]) and equals(a.constants, b.constants)
 
 
@@ -291,7 +294,7 @@ class Auto(str):
         made = cls("auto")
         sizes = {
             (i, d): size
-            for i, given in enumerate(one for one in program.inputs if one.kind == "user")
+            for i, given in enumerate(user for user in program.inputs if user.kind == "user")
             for d, size in enumerate(given.shape)
         }
         made.fixed = {place: "" for place, size in sizes.items() if isinstance(size, int)}
@@ -338,17 +341,17 @@ def lower_with_varying_sizes(
             return None
 
     for fixed in alone:
-        if (found := attempt(fixed)) is not None:
-            return found
+        if (lowered := attempt(fixed)) is not None:
+            return lowered
     for n, fixed in enumerate(together, 2):
-        if (found := attempt(fixed)) is not None:
-            return _vary_again(alone[:n], found, attempt)
+        if (lowered := attempt(fixed)) is not None:
+            return _vary_again(alone[:n], lowered, attempt)
     raise first
 
 
 def _vary_again(
     groups: Sequence[Mapping[tuple[int, int], str]],
-    found: tuple[Program, Any],
+    lowered: tuple[Program, Any],
     attempt: Callable[[Mapping[tuple[int, int], str]], tuple[Program, Any] | None],
 ) -> tuple[Program, Any]:
     """Returns what was lowered with as few of these groups of sizes fixed as it needs.
@@ -357,13 +360,13 @@ def _vary_again(
     """
     kept = list(groups)
     for group in groups[:-1]:
-        fewer = [one for one in kept if one is not group]
+        fewer = [member for member in kept if member is not group]
         if len(fewer) < 2:
             break
-        other = attempt({place: why for one in fewer for place, why in one.items()})
+        other = attempt({place: why for member in fewer for place, why in member.items()})
         if other is not None:
-            kept, found = fewer, other
-    return found
+            kept, lowered = fewer, other
+    return lowered
 
 
 def lower_with_fixed_sizes(
@@ -382,10 +385,10 @@ def lower_with_fixed_sizes(
         reason = str(error).strip().splitlines()[0].partition(", and ")[0]
         try:
             fixed = record(None)
-            found = lower_it(fixed)
+            lowered = lower_it(fixed)
         except ConversionError:
             raise error from None
-    return replace(fixed, fixed=(f"all sizes are those of the examples: {reason}",)), found
+    return replace(fixed, fixed=(f"all sizes are those of the examples: {reason}",)), lowered
 
 
 def _places_of(program: Program) -> list[list[tuple[int, int]]]:

@@ -103,10 +103,10 @@ class TreeSpec:
         """
         if self.kind == "leaf":
             return [tree]
-        found: list[Any] = []
+        leaves: list[Any] = []
         for at, child, spec in self._children_of(tree, path):
-            found += spec.flatten(child, at)
-        return found
+            leaves += spec.flatten(child, at)
+        return leaves
 
     def unflatten(self, leaves: Any) -> Any:
         """Returns the tree with these leaves.
@@ -123,14 +123,14 @@ class TreeSpec:
         """Returns the printed path of each leaf."""
         if self.kind == "leaf":
             return [path]
-        found: list[str] = []
+        paths: list[str] = []
         for i, child in enumerate(self.children):
             if self.kind == "dict":
                 at = f"{path}[{self.keys[i]!r}]"
             else:
                 at = f"{path}.{self.keys[i]}" if self.kind == "record" else f"{path}[{i}]"
-            found += child.leaf_paths(at)
-        return found
+            paths += child.leaf_paths(at)
+        return paths
 
     def _children_of(self, tree: Any, path: str) -> Iterator[tuple[str, Any, TreeSpec]]:
         if self.fixed:
@@ -232,10 +232,10 @@ def record_type(
         fixed: Fields that have the same value in all of them, and those values.
     """
     key = name, fields, absent, repr(fixed)  # 1 and True are equal
-    found = _TYPES.get(key)
-    if found is None:
-        found = _TYPES[key] = _new_type(name, fields, absent, fixed)
-    return found
+    record = _TYPES.get(key)
+    if record is None:
+        record = _TYPES[key] = _new_type(name, fields, absent, fixed)
+    return record
 
 
 def _new_type(
@@ -257,13 +257,13 @@ def _new_type(
 
 def _field_names(fields: tuple[str, ...]) -> tuple[str, ...]:
     """Returns valid field names: without leading underscores, else numbered."""
-    found: list[str] = []
+    names: list[str] = []
     for i, field in enumerate(fields):
-        own = field.lstrip("_")
-        fine = own.isidentifier() and not keyword.iskeyword(own)
-        taken = own in found or (own != field and own in fields)
-        found.append(own if fine and not taken else f"field{i}")
-    return tuple(found)
+        name = field.lstrip("_")
+        fine = name.isidentifier() and not keyword.iskeyword(name)
+        taken = name in names or (name != field and name in fields)
+        names.append(name if fine and not taken else f"field{i}")
+    return tuple(names)
 
 
 def _make_record(name: str, fields: Any, absent: Any, fixed: Any, values: Any) -> Any:

@@ -37,29 +37,29 @@ def arguments_of(
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    found = Arguments()
+    arguments = Arguments()
     left, named = list(args), dict(kwargs)
     is_gapless = True
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL:
-            _take(found, parameter.name, left)
+            _take(arguments, parameter.name, left)
             left, is_gapless = [], False
         elif left and parameter.kind is not parameter.KEYWORD_ONLY:
-            found.values[parameter.name] = left.pop(0)
-            found.prefix += 1
-            found.positional += 1
+            arguments.values[parameter.name] = left.pop(0)
+            arguments.prefix += 1
+            arguments.positional += 1
         elif parameter.name in named and parameter.kind is not parameter.VAR_KEYWORD:
-            found.values[parameter.name] = named.pop(parameter.name)
-            found.prefix += is_gapless and parameter.kind is not parameter.KEYWORD_ONLY
+            arguments.values[parameter.name] = named.pop(parameter.name)
+            arguments.prefix += is_gapless and parameter.kind is not parameter.KEYWORD_ONLY
         else:
             is_gapless = False
-    _take(found, "input", left)
-    found.values |= named
-    return found
+    _take(arguments, "input", left)
+    arguments.values |= named
+    return arguments
 
 
-def _take(found: Arguments, name: str, left: Sequence[Any]) -> None:
+def _take(arguments: Arguments, name: str, left: Sequence[Any]) -> None:
     """Adds further arguments that are given by position."""
-    found.values |= {f"{name}_{i}": value for i, value in enumerate(left)}
-    found.prefix += len(left)
-    found.positional += len(left)
+    arguments.values |= {f"{name}_{i}": value for i, value in enumerate(left)}
+    arguments.prefix += len(left)
+    arguments.positional += len(left)

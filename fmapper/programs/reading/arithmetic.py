@@ -31,7 +31,7 @@ def names_in_code(code: str) -> list[str]:
         >>> names_in_code("max(1, width // 4)")
         ['width']
     """
-    names = [one.id for one in ast.walk(ast.parse(code)) if isinstance(one, ast.Name)]
+    names = [node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
     return [*dict.fromkeys(name for name in names if name not in CALLED)]
 
 

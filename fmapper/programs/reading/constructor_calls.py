@@ -19,8 +19,8 @@ def last_name(node: ast.expr | None) -> str:
 
 def find_function(call: ast.Call, space: Mapping[str, Any]) -> Any:
     """Returns the function of a call, if the names of a constructor's module have it."""
-    known = space.get(call.func.id) if isinstance(call.func, ast.Name) else None
-    return known if inspect.isfunction(known) else None
+    function = space.get(call.func.id) if isinstance(call.func, ast.Name) else None
+    return function if inspect.isfunction(function) else None
 
 
 def resolve(call: ast.Call, space: Mapping[str, Any], kind: type | None = None) -> ast.Call:
@@ -57,13 +57,13 @@ def bind(function: Any, call: ast.Call) -> list[tuple[str, ast.expr]]:
 
 def _bind_all(function: Any, call: ast.Call) -> Mapping[str, Any]:
     """Returns the arguments of a call by the names of its function, also `*args` and `**kwargs`."""
-    if any(isinstance(one, ast.Starred) for one in call.args):
+    if any(isinstance(arg, ast.Starred) for arg in call.args):
         return {}
     try:
         given = {key.arg: key.value for key in call.keywords if key.arg}
-        own = (None,) if isinstance(function, type) else ()
+        receiver = (None,) if isinstance(function, type) else ()
         code = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
-        return inspect.signature(code).bind_partial(*own, *call.args, **given).arguments
+        return inspect.signature(code).bind_partial(*receiver, *call.args, **given).arguments
     except (TypeError, ValueError):
         return {}
 
@@ -76,10 +76,14 @@ def defaults_of(function: Any) -> dict[str, int | float]:
         {'stride': 1, 'bias': True}
     """
     try:
-        known = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return {}
-    return {one.name: one.default for one in known if type(one.default) in (int, float, bool)}
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if type(parameter.default) in (int, float, bool)
+    }
 
 
 def _result(function: Any, call: ast.Call) -> ast.Call | None:
@@ -91,7 +95,7 @@ def _result(function: Any, call: ast.Call) -> ast.Call | None:
     last = tree.body[-1] if isinstance(tree, ast.FunctionDef) else None
     if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Call):
         return None
-    usual = {name: ast.Constant(one) for name, one in defaults_of(function).items()}
+    usual = {name: ast.Constant(value) for name, value in defaults_of(function).items()}
     given = {**usual, **_bind_all(function, call)}
     made: ast.Call = _Put(given).visit(copy.deepcopy(last.value))
     return made
@@ -104,14 +108,14 @@ class _Put(ast.NodeTransformer):
         self._given = given
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        known = self._given.get(node.id, node)
-        return known if isinstance(known, ast.expr) else node
+        value = self._given.get(node.id, node)
+        return value if isinstance(value, ast.expr) else node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         args: list[ast.expr] = []
-        for one in node.args:  # `Conv(*args, **kwargs)`
-            rest = self._variadic(one.value) if isinstance(one, ast.Starred) else None
-            args += rest if isinstance(rest, tuple) else [one]
+        for arg in node.args:  # `Conv(*args, **kwargs)`
+            rest = self._variadic(arg.value) if isinstance(arg, ast.Starred) else None
+            args += rest if isinstance(rest, tuple) else [arg]
         keywords: list[ast.keyword] = []
         for key in node.keywords:
             more = None if key.arg else self._variadic(key.value)

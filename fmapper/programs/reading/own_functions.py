@@ -36,9 +36,9 @@ def with_own_functions(program: Program, stacks: Mapping[str, FunctionStack]) ->
         stacks: Its calls -> the calls of functions that they were made in.
     """
     functions = {part.name: part for part in program.parts if part.function or part.method}
-    found = _Functions(program, functions, stacks)
-    plain = found.find_kept()
-    methods = found.find_methods(plain)
+    finder = _Functions(program, functions, stacks)
+    plain = finder.find_kept()
+    methods = finder.find_methods(plain)
     kept = plain | methods
     given = _results_by_line(functions, stacks)
 
@@ -72,13 +72,13 @@ def _results_by_line(
     functions: Mapping[str, Part], stacks: Mapping[str, FunctionStack]
 ) -> dict[tuple[str, str], list[str]]:
     """Maps calls of functions and lines in those to the results that are computed there."""
-    found: dict[tuple[str, str], list[str]] = {}
+    results: dict[tuple[str, str], list[str]] = {}
     for name, part in functions.items():
         for value in dict.fromkeys(refs_in((part.result,))):
             for inner, line in stacks.get(value, ()):
                 if inner == name:
-                    found.setdefault((inner, line), []).append(value)
-    return found
+                    results.setdefault((inner, line), []).append(value)
+    return results
 
 
 def _line_of_inner(
@@ -174,16 +174,16 @@ class _Functions:
         for name, part in self._functions.items():
             if name not in self._with_parts and self._is_alone(part, self._constants):
                 groups.setdefault((part.function, self._content(part)), []).append(name)
-        found: set[str] = set()
+        kept: set[str] = set()
         places, functions = self._places(), self._functions
         for group in groups.values():
             is_long = len(group) == 1 and count_computing(self._calls[group[0]]) >= LONG
             is_several = len({places[name] for name in group}) > 1
-            if is_long or (is_several and all(self._is_alone(functions[one]) for one in group)):
-                found.update(group)
-        others = {name for name in self._functions if name not in found and self._calls[name]}
+            if is_long or (is_several and all(self._is_alone(functions[call]) for call in group)):
+                kept.update(group)
+        others = {name for name in self._functions if name not in kept and self._calls[name]}
         inlined = {_spot(self._functions[name]) for name in others}
-        return {name for name in found if _spot(self._functions[name]) not in inlined}
+        return {name for name in kept if _spot(self._functions[name]) not in inlined}
 
     def find_methods(self, functions: Collection[str]) -> set[str]:
         """Returns the calls of methods that are methods of the file.
@@ -208,7 +208,7 @@ class _Functions:
             name
             for group in groups.values()
             for name in group
-            if len({places[one] for one in group}) > 1 or self._is_of_interface(name)
+            if len({places[call] for call in group}) > 1 or self._is_of_interface(name)
             if self._is_of_class(group)
         }
 
@@ -217,33 +217,33 @@ class _Functions:
 
         Otherwise they are more alike without that method, but where they have no other code.
         """
-        own = [self._functions[name] for name in calls]
+        methods = [self._functions[name] for name in calls]
         types = self._program.types
-        kind = types.get(own[0].path)
+        kind = types.get(methods[0].path)
         others = [part for part in self._program.parts if types.get(part.path) == kind]
         if all(part.function or part.method for part in others):
             return True
-        is_same = len({self._content(part) for part in own}) == 1
-        return is_same and {part.path for part in others} <= {part.path for part in own}
+        is_same = len({self._content(part) for part in methods}) == 1
+        return is_same and {part.path for part in others} <= {part.path for part in methods}
 
     def _is_of_interface(self, name: str) -> bool:
         """Returns whether users may call a method, and its caller does more than that."""
         part = self._functions[name]
         if not part.function:
             return True
-        callers = (one for one in self._program.parts if one.name == part.parent)
+        callers = (caller for caller in self._program.parts if caller.name == part.parent)
         is_public = part.method[0] != "_" and name in self._with_parts
-        return is_public and all(part.result != one.result for one in callers)
+        return is_public and all(part.result != caller.result for caller in callers)
 
     def _places(self) -> dict[str, tuple[str, int]]:
         """Maps the calls to where their caller has them: the line, and which of those there."""
         counts: Counter[tuple[str, str]] = Counter()
-        found = {}
+        places = {}
         for name, part in self._functions.items():
             at = part.parent, part.source
-            found[name] = part.source, counts[at]
+            places[name] = part.source, counts[at]
             counts[at] += 1
-        return found
+        return places
 
     def _is_alone(self, part: Part, beside: Collection[str] = ()) -> bool:
         """Returns whether a function computes with nothing but what it is given, and no more.
@@ -257,10 +257,18 @@ class _Functions:
         given, gives = {*refs_in((part.arguments,))}, {*refs_in((part.result,))}
         computing = [call for call in calls if call.name not in self._sizes]
         used = {value for call in computing for value in call.refs()} - inside - self._sizes
-        told = {value for value in inside if {*self._users.get(value, ())} - inside} - self._sizes
+        results = {
+            value for value in inside if {*self._users.get(value, ())} - inside
+        } - self._sizes
         is_pure = all(map(_is_pure, computing))
         is_large = count_computing(computing) >= _FEWEST
-        return is_pure and is_large and used <= {*given, *beside} and told <= gives and bool(told)
+        return (
+            is_pure
+            and is_large
+            and used <= {*given, *beside}
+            and results <= gives
+            and bool(results)
+        )
 
     def _content(self, part: Part) -> Any:
         """Returns what a function does, without the numbers in it."""
@@ -268,14 +276,14 @@ class _Functions:
         for value in refs_in((part.arguments,)):
             names.setdefault(value, len({*names.values()}))
         calls = [call for call in self._calls[part.name] if call.name not in self._sizes]
-        found = []
+        ops = []
         for call in calls:
             if is_copy(call) and call.args[0].name in names:
                 names.setdefault(call.name, names[call.args[0].name])
                 continue
-            found.append((call.op, _plain(call.args, names), _plain(call.kwargs, names)))
+            ops.append((call.op, _plain(call.args, names), _plain(call.kwargs, names)))
             names.setdefault(call.name, len({*names.values()}))
-        return (*map(repr, found), repr(_plain(part.result, names)))
+        return (*map(repr, ops), repr(_plain(part.result, names)))
 
 
 def _spot(part: Part) -> tuple[str, str]:
@@ -286,7 +294,8 @@ def _spot(part: Part) -> tuple[str, str]:
 def _options(part: Part) -> str:
     """Returns the arguments of a call without the arrays and sizes in them."""
     plain = map_arguments(
-        part.arguments, lambda one: type(one).__name__ if isinstance(one, Ref | Size) else one
+        part.arguments,
+        lambda value: type(value).__name__ if isinstance(value, Ref | Size) else value,
     )
     return repr(plain)
 
@@ -296,9 +305,9 @@ def _plain(value: Any, names: Mapping[str, int]) -> Any:
     if isinstance(value, Ref):
         return f"%{names[value.name]}" if value.name in names else "size"
     if isinstance(value, Mapping):
-        return {key: _plain(one, names) for key, one in value.items()}
+        return {key: _plain(item, names) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(_plain(one, names) for one in value)
+        return tuple(_plain(item, names) for item in value)
     is_size = isinstance(value, int) and not isinstance(value, bool)
     return "size" if is_size else value
 

@@ -26,9 +26,9 @@ def keep_results_of_parts(
         return keep(call) or call.name in kept
 
     while True:
-        found = graph.without_dead_calls(stays)
-        used = {*refs_in(found.outputs), *(ref for call in found.walk() for ref in call.refs())}
-        new = {name for one in results.values() if one & used for name in one} - kept
+        live = graph.without_dead_calls(stays)
+        used = {*refs_in(live.outputs), *(ref for call in live.walk() for ref in call.refs())}
+        new = {name for group in results.values() if group & used for name in group} - kept
         if not new:
-            return found
+            return live
         kept.update(new)

@@ -85,7 +85,9 @@ class _Constructor:
                     self.attributes.setdefault(name, []).append(value)
                 case ast.Assign(targets=[ast.Tuple(names)], value=ast.Tuple(values)):
                     pairs = zip(names, values, strict=False)
-                    self.read([ast.Assign([one], value) for one, value in pairs], always=always)
+                    self.read(
+                        [ast.Assign([target], value) for target, value in pairs], always=always
+                    )
                 case ast.AugAssign(target=ast.Name(name), value=ast.List(items)):
                     self._add(name, items, always=always)
                 case ast.Expr(ast.Call() as call):
@@ -108,9 +110,9 @@ class _Constructor:
             self._add(name, value.elts, always=True)
 
     def _add(self, name: str, items: list[ast.expr], *, always: bool) -> None:
-        known = self.lists.setdefault(name, [])
-        if known is not None:
-            known += [(item, always) for item in items]
+        entries = self.lists.setdefault(name, [])
+        if entries is not None:
+            entries += [(item, always) for item in items]
 
     def _read_call(self, call: ast.Call, *, always: bool) -> None:
         match call:
@@ -134,10 +136,10 @@ class _Constructor:
         match node:
             case ast.Name(id=other) if depth < _DEEPEST:
                 value = self.variables.get(other)
-                known = self.lists.get(other)
+                entries = self.lists.get(other)
                 if isinstance(value, ast.Call):
                     return self.items_in(name, value, depth + 1)
-                return known or []
+                return entries or []
             case ast.List(elts) | ast.Tuple(elts):
                 return [(item, True) for item in elts]
             case ast.ListComp(item) | ast.GeneratorExp(item):
@@ -152,18 +154,20 @@ class _Constructor:
 
     def value(self, node: ast.expr) -> ast.expr:
         """Returns what a variable is that is a call, or the code itself."""
-        known = self.variables.get(node.id) if isinstance(node, ast.Name) else None
-        return known if isinstance(known, ast.Call | ast.IfExp) else node
+        variable = self.variables.get(node.id) if isinstance(node, ast.Name) else None
+        return variable if isinstance(variable, ast.Call | ast.IfExp) else node
 
     def side(self, node: ast.expr, kind: str) -> ast.expr:
         """Returns the side of a condition that makes parts of a class, or the code itself."""
-        known = self.value(node)
-        if not isinstance(known, ast.IfExp):
-            return known
-        sides = [self.side(one, kind) for one in (known.body, known.orelse)]
-        calls = [one for one in sides if isinstance(one, ast.Call) and _may_be(one, kind)]
-        fits = [one for one in calls if last_name(one.func) == kind] or calls
-        return fits[0] if len(fits) == 1 else known
+        code = self.value(node)
+        if not isinstance(code, ast.IfExp):
+            return code
+        sides = [self.side(branch, kind) for branch in (code.body, code.orelse)]
+        calls = [
+            branch for branch in sides if isinstance(branch, ast.Call) and _may_be(branch, kind)
+        ]
+        fits = [branch for branch in calls if last_name(branch.func) == kind] or calls
+        return fits[0] if len(fits) == 1 else code
 
 
 def _constructor_of(cls: type) -> _Constructor | None:
@@ -181,19 +185,21 @@ def _code_of(function: Any) -> _Constructor | None:
     if not isinstance(tree, ast.FunctionDef):
         return None
     named = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
-    parameters = tuple(one.arg for one in named if one.arg != "self")
-    loops = (one.target for one in ast.walk(tree) if isinstance(one, ast.comprehension))
-    variables = (one.id for loop in loops for one in ast.walk(loop) if isinstance(one, ast.Name))
+    parameters = tuple(arg.arg for arg in named if arg.arg != "self")
+    loops = (node.target for node in ast.walk(tree) if isinstance(node, ast.comprehension))
+    variables = (node.id for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Name))
     space = getattr(function, "__globals__", {})
     defaults, tests = defaults_of(function), _tests_in(tree)
-    found = _Constructor(parameters, space, frozenset(variables), defaults=defaults, tests=tests)
-    found.read(tree.body)
-    return found
+    constructor = _Constructor(
+        parameters, space, frozenset(variables), defaults=defaults, tests=tests
+    )
+    constructor.read(tree.body)
+    return constructor
 
 
 def _tests_in(tree: ast.AST) -> dict[int, tuple[str, bool]]:
     """Maps what is made where a variable is true or false to that variable, and which of both."""
-    found: dict[int, tuple[str, bool]] = {}
+    tests: dict[int, tuple[str, bool]] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.If | ast.IfExp):
             continue
@@ -202,43 +208,43 @@ def _tests_in(tree: ast.AST) -> dict[int, tuple[str, bool]]:
             test, wanted = test.operand, not wanted
         if isinstance(test, ast.Name | ast.Attribute):
             for side, is_true in ((node.body, wanted), (node.orelse, not wanted)):
-                for one in side if isinstance(side, list) else [side]:
-                    made = one.value if isinstance(one, ast.Assign) else one
-                    found[id(made)] = last_name(test), is_true
-    return found
+                for statement in side if isinstance(side, list) else [side]:
+                    made = statement.value if isinstance(statement, ast.Assign) else statement
+                    tests[id(made)] = last_name(test), is_true
+    return tests
 
 
-def settings_of(module: Any, known: dict[int, Settings] | None = None) -> Settings:
+def settings_of(module: Any, memo: dict[int, Settings] | None = None) -> Settings:
     """Returns what the constructor of a module calls its numbers, as far as its code tells.
 
     Its variables have the values that parts have where it gives them to those.
 
     Args:
         module: The module; its parts are its attributes, or have numbers.
-        known: What is known of other modules, by their identity; it is added to.
+        memo: The settings of other modules, by their identity; it is added to.
     """
-    known = {} if known is None else known
-    if id(module) in known:
-        return known[id(module)]
-    found = known[id(module)] = Settings(_attributes(module))
+    memo = {} if memo is None else memo
+    if id(module) in memo:
+        return memo[id(module)]
+    settings = memo[id(module)] = Settings(_attributes(module))
     with contextlib.suppress(Exception):  # whatever one of the user does when asked for its parts
-        found.words = _words(module)
+        settings.words = _words(module)
     code = _constructor_of(type(module))
     if code is not None:
         try:
-            found.makers = _makers(module, code, known)
-            found.numbers, found.code = _read(module, code, known)
-            found.defaults = code.defaults
-            for name, value in _decisions(module, code, found.numbers).items():
-                if found.words.get(name, "None") in ("None", "True", "False"):
-                    found.words[name] = value
+            settings.makers = _makers(module, code, memo)
+            settings.numbers, settings.code = _read(module, code, memo)
+            settings.defaults = code.defaults
+            for name, value in _decisions(module, code, settings.numbers).items():
+                if settings.words.get(name, "None") in ("None", "True", "False"):
+                    settings.words[name] = value
         except Exception:  # whatever a module of the user does when it is asked for its parts
-            found.code = {}
-    return found
+            settings.code = {}
+    return settings
 
 
 def _read(
-    module: Any, code: _Constructor, known: dict[int, Settings]
+    module: Any, code: _Constructor, memo: dict[int, Settings]
 ) -> tuple[dict[str, Number], dict[str, str]]:
     """Returns the numbers of a module by name, and the code for the arguments of its parts."""
     written: dict[str, str] = {}
@@ -250,10 +256,12 @@ def _read(
             if isinstance(node, ast.Name) and number_of(part) is not None:
                 numbers.setdefault(node.id, set()).add(number_of(part))  # type: ignore[arg-type]
             continue
-        own = _numbers_given(part, node, code, known)
-        loop = {x.id: n for x, n in own.values() if isinstance(x, ast.Name) and x.id in code.loops}
-        written |= {f"{path}.{name}": _print(x, module, loop) for name, (x, _) in own.items()}
-        for given, value in own.values():
+        arguments = _numbers_given(part, node, code, memo)
+        loop = {
+            x.id: n for x, n in arguments.values() if isinstance(x, ast.Name) and x.id in code.loops
+        }
+        written |= {f"{path}.{name}": _print(x, module, loop) for name, (x, _) in arguments.items()}
+        for given, value in arguments.values():
             name = _print(given, module, loop)
             if name.isidentifier():
                 numbers.setdefault(name, set()).add(value)
@@ -266,52 +274,52 @@ def _read(
 
 def _decisions(module: Any, code: _Constructor, numbers: Mapping[str, Number]) -> dict[str, str]:
     """Returns the variables that decide which parts are made -> whether they were true."""
-    found: dict[str, set[str]] = {}
+    flags: dict[str, set[str]] = {}
     for _, _, node in _parts_of(module, code):
         name, is_true = code.tests.get(id(node), ("", False))
         if name and name not in numbers:
-            found.setdefault(name, set()).add(str(is_true))
-    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+            flags.setdefault(name, set()).add(str(is_true))
+    return {name: values.pop() for name, values in flags.items() if len(values) == 1}
 
 
-def _makers(module: Any, code: _Constructor, known: dict[int, Settings]) -> dict[str, str]:
+def _makers(module: Any, code: _Constructor, memo: dict[int, Settings]) -> dict[str, str]:
     """Returns the functions that make parts of a module, and its own methods that do.
 
     What those call the numbers that they give to parts becomes known for these.
     """
-    found = {}
+    makers = {}
     for path, part, node in _parts_of(module, code):
         function = node.func if isinstance(node, ast.Call) else None
         name = last_name(function)
         is_own = isinstance(function, ast.Attribute) and ast.unparse(function.value) == "self"
         maker = getattr(type(module), name, None) if is_own else code.space.get(name)
         if inspect.isfunction(maker):
-            found[path] = name
+            makers[path] = name
             inner = _code_of(maker)
-            if inner is not None and inner.parts and id(part) not in known:
-                read = _read(part, inner, known)
-                known[id(part)] = Settings(*read, defaults=inner.defaults)
-    return found
+            if inner is not None and inner.parts and id(part) not in memo:
+                read = _read(part, inner, memo)
+                memo[id(part)] = Settings(*read, defaults=inner.defaults)
+    return makers
 
 
 def _numbers_given(
-    part: Any, call: ast.Call, code: _Constructor, known: dict[int, Settings]
+    part: Any, call: ast.Call, code: _Constructor, memo: dict[int, Settings]
 ) -> dict[str, tuple[ast.expr, Number]]:
     """Returns the numbers that the constructor of a part is given as variables, with the code."""
-    found = {}
+    numbers = {}
     for name, given in _arguments(part, call, code):
-        value = settings_of(part, known).numbers.get(name, number_of(_own(part).get(name)))
-        items = {ast.unparse(one): one for one in getattr(given, "elts", [given])}
+        value = settings_of(part, memo).numbers.get(name, number_of(_own(part).get(name)))
+        items = {ast.unparse(item): item for item in getattr(given, "elts", [given])}
         written = items.popitem()[1] if len(items) == 1 else None
         if value is not None and written and not isinstance(written, ast.Constant):
-            found[name] = written, value
-    return found
+            numbers[name] = written, value
+    return numbers
 
 
 def _own(module: Any) -> Mapping[str, Any]:
     """Returns the attributes of an object that are not computed."""
-    found: Mapping[str, Any] = getattr(module, "__dict__", {})
-    return found
+    attributes: Mapping[str, Any] = getattr(module, "__dict__", {})
+    return attributes
 
 
 def _attributes(module: Any) -> dict[str, Number]:
@@ -323,19 +331,19 @@ def _attributes(module: Any) -> dict[str, Number]:
 
 
 def _words(module: Any) -> dict[str, str]:
-    found = {}
+    words = {}
     for key, value in _own(module).items():
         if key.isidentifier() and key[0] != "_" and key != "training":
             if value is None or type(value) in (bool, str):
-                found[key] = str(value)
+                words[key] = str(value)
             elif inspect.isroutine(value):
-                found[key] = value.__name__
+                words[key] = value.__name__
     named = getattr(type(module), "named_children", None)  # an object may draw for any name
     for key, part in named(module) if named else ():
         is_plain = not any(True for _ in part.children())
         if is_plain and key.isidentifier() and "activation" not in type(part).__module__:
-            found[key] = "None" if type(part).__name__ == "Identity" else "True"
-    return found
+            words[key] = "None" if type(part).__name__ == "Identity" else "True"
+    return words
 
 
 def _print(node: ast.expr, module: Any, loop: Mapping[str, Number]) -> str:
@@ -357,12 +365,12 @@ def _print(node: ast.expr, module: Any, loop: Mapping[str, Number]) -> str:
 def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.expr]]:
     """Yields the parts and numbers of a module that its constructor makes, with its code."""
     parts = {name: _part_at(module, name) for name in code.attributes}
-    own = [(name, part, _choose(part, name, code)) for name, part in parts.items()]
+    queue = [(name, part, _choose(part, name, code)) for name, part in parts.items()]
     if code.parts:
         call = ast.Call(ast.Name("", ast.Load()), [*code.parts], [])
-        own.append(("", module, call))
-    while own:
-        path, part, node = own.pop(0)
+        queue.append(("", module, call))
+    while queue:
+        path, part, node = queue.pop(0)
         if part is None:
             continue
         if path:
@@ -372,19 +380,19 @@ def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.e
             item = _part_at(part, key)
             made = code.side(inner, type(item).__name__)
             if isinstance(made, ast.Call) and below.count(".") < _DEEPEST:
-                own.insert(at, (below, item, made))
+                queue.insert(at, (below, item, made))
 
 
 def _choose(part: Any, name: str, code: _Constructor) -> ast.expr:
     """Returns the code that has made an attribute; the first, where that is not clear."""
-    found: list[ast.expr] = []
+    candidates: list[ast.expr] = []
     for node in code.attributes[name]:
-        found += [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
-    values = [code.value(node) for node in found]
+        candidates += [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
+    values = [code.value(node) for node in candidates]
     kind = type(part).__name__
-    fits = [one for one in values if isinstance(one, ast.Call) and _may_be(one, kind)]
+    fits = [value for value in values if isinstance(value, ast.Call) and _may_be(value, kind)]
     if len(fits) > 1:  # `nn.Sequential()`, and one with parts
-        fits = [one for one in fits if _match(part, _find_items(name, one, code))] or fits
+        fits = [value for value in fits if _match(part, _find_items(name, value, code))] or fits
     return fits[0] if fits else values[0]
 
 

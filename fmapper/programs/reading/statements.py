@@ -16,14 +16,14 @@ def statements_at(sources: Iterable[str]) -> dict[str, str]:
 
     Of one that assigns several results `file:line#1` is the second assignment.
     """
-    found = {}
+    statements = {}
     for source in sources:
         place, _, at = source.partition("#")
         file, _, line = place.rpartition(":")
         text = _by_line(file).get(int(line)) if line.isdigit() else None
         if text is not None:
-            found[source] = pick(text, int(at)) if at else text
-    return found
+            statements[source] = pick(text, int(at)) if at else text
+    return statements
 
 
 def count_targets(statement: str) -> int:
@@ -67,20 +67,24 @@ def parameters_at(file: str, line: int, name: str) -> tuple[str, ...]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef) or node.name != name.rpartition(".")[2]:
             continue
-        begin = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         if not begin <= line <= node.body[0].lineno or node.args.vararg or node.args.kwonlyargs:
             continue
-        left = {at for one in node.decorator_list for at in _left_out(one)}
+        left = {at for decorator in node.decorator_list for at in _left_out(decorator)}
         named = [*node.args.posonlyargs, *node.args.args]
-        return tuple(one.arg for at, one in enumerate(named) if at not in left)
+        return tuple(parameter.arg for at, parameter in enumerate(named) if at not in left)
     return ()
 
 
 def _left_out(decorator: ast.expr) -> tuple[int, ...]:
     """Returns the numbers that a decorator gives as `nondiff_argnums`."""
-    for one in decorator.keywords if isinstance(decorator, ast.Call) else ():
-        if one.arg == "nondiff_argnums":
-            items = one.value.elts if isinstance(one.value, ast.Tuple | ast.List) else [one.value]
+    for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
+        if keyword.arg == "nondiff_argnums":
+            items = (
+                keyword.value.elts
+                if isinstance(keyword.value, ast.Tuple | ast.List)
+                else [keyword.value]
+            )
             values = [item.value for item in items if isinstance(item, ast.Constant)]
             return tuple(value for value in values if isinstance(value, int))
     return ()
@@ -93,13 +97,13 @@ def _by_line(file: str) -> dict[int, str]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
         return {}
-    found: dict[int, str] = {}
+    statements: dict[int, str] = {}
     for node in ast.walk(tree):  # outer ones first
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr):
             text = ast.unparse(node)
             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                found[line] = text
-    return found
+                statements[line] = text
+    return statements
 
 
 @functools.lru_cache(maxsize=1024)
@@ -112,13 +116,13 @@ def other_names(function: Any) -> dict[str, str | tuple[str, ...]]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError, ValueError):
         return {}
-    found: dict[str, str | tuple[str, ...]] = {}
+    aliases: dict[str, str | tuple[str, ...]] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Name):
             continue
         target = node.targets[0]
         if isinstance(target, ast.Name):
-            found.setdefault(node.value.id, target.id)
+            aliases.setdefault(node.value.id, target.id)
         elif isinstance(target, ast.Tuple) and all(isinstance(e, ast.Name) for e in target.elts):
-            found[node.value.id] = tuple(e.id for e in target.elts if isinstance(e, ast.Name))
-    return found
+            aliases[node.value.id] = tuple(e.id for e in target.elts if isinstance(e, ast.Name))
+    return aliases

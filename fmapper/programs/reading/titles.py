@@ -18,7 +18,7 @@ _WORDS = ("make_", "build_", "create_", "get_")
 def titles_of_sequences(
     modules: Iterable[tuple[str, Any]],
     layers: Mapping[str, tuple[Hashable, ...]],
-    known: dict[int, Settings],
+    memo: dict[int, Settings],
     named: Mapping[str, Hashable],
 ) -> dict[str, str]:
     """Maps the paths of sequences that functions have made to what their class is called.
@@ -26,12 +26,12 @@ def titles_of_sequences(
     Args:
         modules: The modules of a model by path, each of which may have made some.
         layers: The paths of sequences of layers alone -> the classes of these.
-        known: The settings that are known; they are added to.
+        memo: The settings that are known; they are added to.
         named: The paths of sequences whose parts have names -> these, and their classes.
     """
     makers: dict[str, str] = {}
     for path, module in modules:
-        for part, function in settings_of(module, known).makers.items():
+        for part, function in settings_of(module, memo).makers.items():
             place = f"{path}.{part}" if path else part
             if len(layers.get(place, ())) >= _LAYERS or place in named:
                 makers.setdefault(place, function)
@@ -47,12 +47,12 @@ def titles_of_sequences(
     for place, function in makers.items():
         kinds.setdefault(function, set()).add(layers[place])
     counts = Counter(makers.values())
-    found = {
+    sequences = {
         place: title_of_function(function)
         for place, function in makers.items()
         if counts[function] >= _LEAST and len(kinds[function]) == 1
     }
-    return found | {place: titles[form] for place, form in named.items() if titles.get(form)}
+    return sequences | {place: titles[form] for place, form in named.items() if titles.get(form)}
 
 
 def _common_title(functions: Sequence[str], *, is_all: bool) -> str:
@@ -65,7 +65,7 @@ def _common_title(functions: Sequence[str], *, is_all: bool) -> str:
     Returns:
         The title; empty where they have no words in common.
     """
-    rows = [one.split("_") for one in functions]
+    rows = [function.split("_") for function in functions]
     common = [
         word
         for word in min(rows, key=len)
