@@ -144,8 +144,8 @@ def _read_whole(array: StoredArray, buffer: Any) -> Any:
 def _reads_ahead(arrays: Sequence[Any]) -> dict[int, Future[Any]]:
     """Returns the reads that have begun, by position; takes the others back."""
     reads = _ahead.get() or {}
-    found = {at: reads.pop(id(array)) for at, array in enumerate(arrays) if id(array) in reads}
-    return {at: read for at, read in found.items() if not read.cancel()}
+    begun = {at: reads.pop(id(array)) for at, array in enumerate(arrays) if id(array) in reads}
+    return {at: read for at, read in begun.items() if not read.cancel()}
 
 
 def _result(at: int, read: Future[Any]) -> Any:

@@ -117,7 +117,7 @@ def convert_checkpoint(
     is_there = _check_places(origin, goal)
     asked = None if dtype is None else dtype_name(dtype)
     with step(f"converting {origin.name}") as say:
-        own, contents = read_contents(origin)
+        source_form, contents = read_contents(origin)
         if dequantize:
             contents = _dequantize(origin, contents, asked)
         contents = _change(contents, rules)
@@ -125,7 +125,7 @@ def convert_checkpoint(
         if asked is not None:
             contents.arrays = {name: _cast(a, asked) for name, a in contents.arrays.items()}
         check_contents(contents)
-        form = format_for(goal, format, max_shard_size, own)
+        form = format_for(goal, format, max_shard_size, source_form)
         begin = time.perf_counter()  # the libraries of the formats are there
         total = sum(array.nbytes for array in contents.arrays.values())
         on_bytes = _Meter(f"converting {origin.name}", total, say)
@@ -187,9 +187,9 @@ def _difference(target: Place, form: Format, contents: Contents, texts: Mapping[
     """Says how a target differs from what would be written; empty if it does not."""
     from fmapper.checkpoints.inspection import diff  # for targets that are there
 
-    found, there = read_contents(target)
-    if type(found) is not type(form):
-        return f"it is in the format {found.name}"
+    current, there = read_contents(target)
+    if type(current) is not type(form):
+        return f"it is in the format {current.name}"
     if isinstance(form, SafetensorsFolder):
         names = [name for name, _ in shards(contents.arrays, form.most)]
         if [file.name for file in there.files] != names:
@@ -198,10 +198,12 @@ def _difference(target: Place, form: Format, contents: Contents, texts: Mapping[
         file = Path(str(target)) / name
         if not file.is_file() or file.read_bytes() != text:
             return f"{name} differs"
-    pair = (Checkpoint.of(target, form.name, one) for one in (there, contents))
-    for one in diff(*pair).differences:  # formats without bools have 0 and 1
-        if one.what != "value" or there.values.get(one.name) != contents.values.get(one.name):
-            return str(one)
+    pair = (Checkpoint.of(target, form.name, side) for side in (there, contents))
+    for difference in diff(*pair).differences:  # formats without bools have 0 and 1
+        if difference.what != "value" or there.values.get(difference.name) != contents.values.get(
+            difference.name
+        ):
+            return str(difference)
     return ""
 
 
@@ -261,9 +263,9 @@ def _check_scaled(source: Place, contents: Contents, dtype: str | None, dequanti
 
 
 def _cast(array: LazyArray, dtype: str) -> LazyArray:
-    own = array.dtype.name
-    wanted = wanted_dtype(own, dtype)
-    return array if own == wanted or not is_inexact(own) else array.astype(wanted)
+    stored = array.dtype.name
+    wanted = wanted_dtype(stored, dtype)
+    return array if stored == wanted or not is_inexact(stored) else array.astype(wanted)
 
 
 def _plan(
@@ -359,9 +361,9 @@ class _Staging(contextlib.AbstractContextManager[tuple[Path, Journal]]):
         self._folder.mkdir(exist_ok=True)
         self._lock = _lock(self._folder)
         out, plan = self._folder / _OUT, self._folder / _PLAN
-        known = plan.read_text() if plan.exists() else ""
+        previous = plan.read_text() if plan.exists() else ""
         text = json.dumps(self._plan, indent=2)
-        if known != text:
+        if previous != text:
             for path in self._folder.iterdir():
                 if path.name != _LOCK:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()

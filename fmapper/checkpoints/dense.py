@@ -137,14 +137,14 @@ class _Squares:
             self._resize(rows, columns)
         turned = source.T
         a, b = turned[0::2].view(self._wide), turned[1::2].view(self._wide)
-        found, other = self._found, self._other
-        np.left_shift(b, self._bits, out=found)
+        joined, other = self._found, self._other
+        np.left_shift(b, self._bits, out=joined)
         np.bitwise_and(a, self._low, out=other)
-        np.bitwise_or(found, other, out=found)
+        np.bitwise_or(joined, other, out=joined)
         self._upper[...] = self._turned
-        np.right_shift(a, self._bits, out=found)
+        np.right_shift(a, self._bits, out=joined)
         np.bitwise_and(b, self._high, out=other)
-        np.bitwise_or(found, other, out=found)
+        np.bitwise_or(joined, other, out=joined)
         self._lower[...] = self._turned
         target[...] = self._tile
 
@@ -161,8 +161,8 @@ class _Squares:
 
 def _dense_axis(array: np.ndarray[Any, Any]) -> int:
     """Returns the dimension with the smallest stride; the last one if there is none."""
-    found, least = array.ndim - 1, 0
+    densest, least = array.ndim - 1, 0
     for axis, (size, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
         if size > 1 and (not least or abs(stride) <= least):
-            found, least = axis, abs(stride)
-    return found
+            densest, least = axis, abs(stride)
+    return densest

@@ -166,16 +166,16 @@ def diff(first: Any, second: Any, *, values: bool = True) -> Difference:
     """
     with step("comparing checkpoints"):
         a, b = _by_name(first), _by_name(second)
-        both, found = [name for name in a if name in b], []
+        both, differences = [name for name in a if name in b], []
         for where, tree, names in (
             ("only in the first", first, [name for name in a if name not in b]),
             ("only in the second", second, [name for name in b if name not in a]),
         ):
             left_out = transient_names(tree) if names else ()
-            found += [ArrayDifference(name, where) for name in names if name not in left_out]
+            differences += [ArrayDifference(name, where) for name in names if name not in left_out]
         for name in both:
-            found += _compare(name, a[name], b[name], values)
-    return Difference(tuple(found), len(both))
+            differences += _compare(name, a[name], b[name], values)
+    return Difference(tuple(differences), len(both))
 
 
 def _by_name(source: Any) -> Mapping[str, Any]:

@@ -67,10 +67,10 @@ class LazyArray:
         """Returns an array with the same value everywhere; it takes no memory until it is read."""
         import numpy as np
 
-        one = np.asarray(value).astype(dtype)
-        if one.ndim:
-            raise CheckpointError(f"a constant has a single value, not an array of {one.shape}")
-        return _InMemory(np.broadcast_to(one, _as_shape(shape)))
+        scalar = np.asarray(value).astype(dtype)
+        if scalar.ndim:
+            raise CheckpointError(f"a constant has a single value, not an array of {scalar.shape}")
+        return _InMemory(np.broadcast_to(scalar, _as_shape(shape)))
 
     # what it is
 
@@ -189,10 +189,10 @@ class LazyArray:
 
         sizes = list(shape)
         if sizes.count(-1) == 1:
-            known = -math.prod(sizes)
-            if not known or self.size % known:
+            product = -math.prod(sizes)
+            if not product or self.size % product:
                 raise CheckpointError(f"{_say(self)} cannot be reshaped to {list(shape)}")
-            sizes[sizes.index(-1)] = self.size // known
+            sizes[sizes.index(-1)] = self.size // product
         wanted = _as_shape(sizes)
         if math.prod(wanted) != self.size:
             raise CheckpointError(f"{_say(self)} cannot be reshaped to {list(shape)}")
@@ -336,8 +336,8 @@ class _InMemory(LazyArray):
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
         index: Any = (*box_slices(box), ...)  # gives an array, also of no dimension
-        found: np.ndarray[Any, Any] = self._array[index]
-        return found
+        values: np.ndarray[Any, Any] = self._array[index]
+        return values
 
 
 def concatenate(arrays: Sequence[LazyArray], axis: int = 0) -> LazyArray:
@@ -353,10 +353,10 @@ def concatenate(arrays: Sequence[LazyArray], axis: int = 0) -> LazyArray:
     first = arrays[0]
     at = first._axis(axis)
     for array in arrays:
-        own, others = list(array.shape), list(first.shape)
-        if len(own) == len(others):
-            own[at] = others[at] = 0
-        if own != others or array.dtype != first.dtype:
+        shape, others = list(array.shape), list(first.shape)
+        if len(shape) == len(others):
+            shape[at] = others[at] = 0
+        if shape != others or array.dtype != first.dtype:
             raise CheckpointError(
                 f"{_say(first)} and {_say(array)} cannot be concatenated along axis {axis}"
             )

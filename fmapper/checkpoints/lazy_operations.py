@@ -54,11 +54,11 @@ class Part(Operation):
 
     def byte_runs(self) -> list[ByteRun] | None:
         """Returns a part of the operand's runs, if the box is contiguous."""
-        found = flat_range(self.box, self.operands[0].shape)
+        bounds = flat_range(self.box, self.operands[0].shape)
         runs = self.operands[0].byte_runs()
-        if found is None or runs is None:
+        if bounds is None or runs is None:
             return None
-        start, stop = (place * self.dtype.itemsize for place in found)
+        start, stop = (place * self.dtype.itemsize for place in bounds)
         return list(_cut(runs, start, stop))
 
     def _inner(self, box: Box) -> Box:
@@ -96,18 +96,18 @@ class Concatenate(Operation):
         """Returns the operands' runs in order, if the dimension is the first."""
         if math.prod(self.shape[: self.along]) != 1:
             return None
-        found: list[ByteRun] = []
+        merged: list[ByteRun] = []
         for array in self.operands:
             runs = array.byte_runs()
             if runs is None:
                 return None
             for run in runs:
-                last = found[-1] if found else None
+                last = merged[-1] if merged else None
                 if last and last.array is run.array and last.stop == run.start:
-                    found[-1] = ByteRun(run.array, last.start, run.stop)
+                    merged[-1] = ByteRun(run.array, last.start, run.stop)
                 else:
-                    found.append(run)
-        return found
+                    merged.append(run)
+        return merged
 
     def _parts(self, box: Box) -> Iterator[tuple[LazyArray, Box, tuple[slice, ...]]]:
         """Yields the operands, a box of each, and its place in the result."""
@@ -166,9 +166,9 @@ class Reshape(Operation):
             out = np.empty(box_shape(box), self.dtype)
             self._fill(box, out)
             return out
-        found = self.operands[0]._read(tuple(bound for part in rows for bound in part.box))
+        array = self.operands[0]._read(tuple(bound for part in rows for bound in part.box))
         sizes = tuple(math.prod(box_shape(part.box)) for part in rows)
-        flat = found if found.shape == sizes else dense(found).reshape(sizes)
+        flat = array if array.shape == sizes else dense(array).reshape(sizes)
         flat = flat[tuple(slice(part.skip, None) for part in rows)]
         pairs = zip(rows, flat.strides, strict=True)
         steps = [stride * step for part, step in pairs for stride in part.strides]
@@ -215,8 +215,8 @@ class Reshape(Operation):
 
     def _rows(self, box: Box) -> Iterator[_Rows]:
         """Yields, group by group, the box of the operand to read."""
-        for own, new in self._groups:
-            sizes, old = self.shape[new], self.operands[0].shape[own]
+        for before, new in self._groups:
+            sizes, old = self.shape[new], self.operands[0].shape[before]
             strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
             pairs = list(zip(box[new], strides, strict=True))
             low = sum(start * stride for (start, _), stride in pairs)
@@ -307,8 +307,8 @@ class Cast(Operation):
                 f"{f'{self.name}: ' if self.name else ''}finite values become infinite going from "
                 f"{array.dtype.name} to {self.dtype.name}. Scale the values, or keep a wider dtype."
             )
-        found: np.ndarray[Any, Any] = new
-        return found
+        values: np.ndarray[Any, Any] = new
+        return values
 
 
 class Sum(Operation):
@@ -337,8 +337,8 @@ class Offset(Operation):
         check_number(array, value)
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
-        found: np.ndarray[Any, Any] = self.operands[0]._read(box) + self.dtype.type(self.value)
-        return found
+        values: np.ndarray[Any, Any] = self.operands[0]._read(box) + self.dtype.type(self.value)
+        return values
 
 
 class Scale(Operation):
@@ -353,8 +353,8 @@ class Scale(Operation):
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
         array, factor = self.operands[0]._read(box), self.dtype.type(self.factor)
-        found: np.ndarray[Any, Any] = array / factor if self.divide else array * factor
-        return found
+        values: np.ndarray[Any, Any] = array / factor if self.divide else array * factor
+        return values
 
 
 def check_number(array: LazyArray, value: float) -> None:
@@ -402,9 +402,9 @@ class View(Operation):
             return array._read(box).view(self.dtype)
         start, stop = (place * new for place in box[-1])
         inner = (*box[:-1], (start // old, -(-stop // old)))
-        found = dense(array._read(inner)).view(self.dtype)
+        viewed = dense(array._read(inner)).view(self.dtype)
         skip = start % old // new
-        return found[..., skip : skip + box[-1][1] - box[-1][0]]
+        return viewed[..., skip : skip + box[-1][1] - box[-1][0]]
 
     def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
         if self.operands[0].dtype.itemsize == self.dtype.itemsize:

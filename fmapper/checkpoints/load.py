@@ -254,10 +254,10 @@ def _by_written_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callabl
     is of the source if more of the arrays in it are like those of the source.
     """
     several = (adapter.source_weights(model, transient=False) for adapter in adapters(Models))
-    found = next(filter(None, several), None)
-    if found is None:
+    written = next(filter(None, several), None)
+    if written is None:
         return model, lambda filled: filled
-    named, back = found
+    named, back = written
 
     def count_alike(arrays: Mapping[str, Any]) -> int:
         return sum(
@@ -266,11 +266,13 @@ def _by_written_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callabl
             if isinstance(stored := checkpoint.get(name), LazyArray)
         )
 
-    own = {name: array for name, (_, array) in named_arrays(model).items()}
-    alike = count_alike(own)
+    ours = {name: array for name, (_, array) in named_arrays(model).items()}
+    alike = count_alike(ours)
     if count_alike(named) > alike:
         return named, back
-    turned = [name for name in own if name in checkpoint and _is_turned(own[name], named.get(name))]
+    turned = [
+        name for name in ours if name in checkpoint and _is_turned(ours[name], named.get(name))
+    ]
     if turned and count_alike(named) == alike:
         warn(
             f"{', '.join(turned[:3])}: the checkpoint may be of this model or of its source, which "
@@ -281,9 +283,9 @@ def _by_written_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callabl
     return model, lambda filled: filled
 
 
-def _is_turned(own: Any, other: Any) -> bool:
+def _is_turned(array: Any, other: Any) -> bool:
     """Returns whether an array has the same shape in the source, and another order there."""
-    return other is not None and other is not own and tuple(other.shape) == tuple(own.shape)
+    return other is not None and other is not array and tuple(other.shape) == tuple(array.shape)
 
 
 def _fill(
@@ -391,11 +393,11 @@ def _missing_arrays(
 
 def _in_dtype(new: LazyArray, old: Any, asked: str | None) -> LazyArray:
     """Casts an array of a checkpoint lazily: as it is read."""
-    own = new.dtype.name
+    stored = new.dtype.name
     adapter = adapter_of(old)
     assert adapter is not None
     wanted = wanted_dtype(adapter.dtype(old), asked)
-    if own == wanted or not (is_inexact(own) and is_inexact(wanted)):
+    if stored == wanted or not (is_inexact(stored) and is_inexact(wanted)):
         return new
     return new.astype(wanted)
 
@@ -426,9 +428,9 @@ def _check_names(
             *missing_values(given, values, like, checkpoint.objects),
         ]
         names += [f"{name}: missing from the checkpoint" for name in missing]
-        known = {*named, *values}
-        left = [n for n, x in checkpoint.items() if isinstance(x, LazyArray) and n not in known]
-        left += leftover_values(checkpoint, known, like)
+        expected = {*named, *values}
+        left = [n for n, x in checkpoint.items() if isinstance(x, LazyArray) and n not in expected]
+        left += leftover_values(checkpoint, expected, like)
         names += [f"{name}: in the checkpoint, but not in the tree" for name in left]
     if problems or names:
         raise StructureMismatchError(

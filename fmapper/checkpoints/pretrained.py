@@ -180,19 +180,21 @@ def from_pretrained(
         checkpoint = read_checkpoint(source)  # a class takes longer to make than a folder to refuse
         arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}
         wanted = None if dtype in (None, "auto") else dtype_name(dtype)
-        found = find_pretrained(source, wanted, arrays)
-        if found.quantization is not None:
+        pretrained = find_pretrained(source, wanted, arrays)
+        if pretrained.quantization is not None:
             from fmapper.checkpoints.quantized.finding import dequantize  # for few folders
 
-            dense = _dtype_of(found.model)
-            arrays = dequantize(arrays, found.quantization, dense, metadata=checkpoint.metadata)
-        chosen = found.rules(arrays) if rules is None else rules
+            dense = _dtype_of(pretrained.model)
+            arrays = dequantize(
+                arrays, pretrained.quantization, dense, metadata=checkpoint.metadata
+            )
+        chosen = pretrained.rules(arrays) if rules is None else rules
         made = chosen.apply(arrays)
-        model = found.model
-        state = _select(model, _weights(model)[0], made, found, source)
+        model = pretrained.model
+        state = _select(model, _weights(model)[0], made, pretrained, source)
         _check_shapes(state, model, source)
-        _check_left(arrays, made, chosen, found, source)
-        target = None if to == found.backend else to
+        _check_left(arrays, made, chosen, pretrained, source)
+        target = None if to == pretrained.backend else to
         recorded = {"example_inputs": example_inputs, "example_kwargs": example_kwargs}
         recorded["dynamic_shapes"] = None if dynamic_shapes == "auto" else dynamic_shapes
         unused = [*options, *(name for name, value in recorded.items() if value is not None)]
@@ -206,12 +208,12 @@ def from_pretrained(
                 given = tuple(example_inputs or ()), example_kwargs or {}
                 if options.get("structure"):
                     options["arrays"] = state
-                model = _convert(found, target, *given, dynamic_shapes, options)
+                model = _convert(pretrained, target, *given, dynamic_shapes, options)
                 if "arrays" in options:
                     return model if device is None else to_device(device)(model)
             say(f"reading the weights of {source.name}")
             tree, back = _weights(model)
-            state = _select(model, tree, made, found, source)
+            state = _select(model, tree, made, pretrained, source)
             if offload is not None:
                 return offload(model, state)
             place = None if sharding is None else sharding.placer(model)
@@ -223,7 +225,7 @@ def _is_host(device: Any) -> bool:
     """Returns whether arrays for a device stay in the memory of the host."""
     if device is not None:
         return parse_device(device).kind == HOST.kind
-    return all(known.kind == HOST.kind for known in devices())
+    return all(candidate.kind == HOST.kind for candidate in devices())
 
 
 @contextmanager
@@ -242,7 +244,7 @@ def _note_of(inputs: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _convert(
-    found: Pretrained,
+    pretrained: Pretrained,
     to: str,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -255,12 +257,12 @@ def _convert(
     convert: Any = conversion.convert_with_arrays
     made: Mapping[str, Any] = {}
     if not args and not kwargs:
-        made = found.example_kwargs
+        made = pretrained.example_kwargs
         if dynamic_shapes == "auto":
-            dynamic_shapes = found.dynamic_shapes
+            dynamic_shapes = pretrained.dynamic_shapes
     with _note_of(made):
         return convert(
-            found.model, to, args, {**made, **kwargs}, dynamic_shapes=dynamic_shapes, **options
+            pretrained.model, to, args, {**made, **kwargs}, dynamic_shapes=dynamic_shapes, **options
         )
 
 
@@ -278,9 +280,9 @@ def find_pretrained(folder: Path, dtype: str | None, arrays: Mapping[str, LazyAr
     _check_folder(folder)
     for adapter in all_adapters():
         if isinstance(adapter, Models):
-            found = adapter.read_pretrained(folder, dtype, arrays)
-            if found is not None:
-                return found
+            pretrained = adapter.read_pretrained(folder, dtype, arrays)
+            if pretrained is not None:
+                return pretrained
     raise _unknown(folder)
 
 
@@ -292,7 +294,7 @@ def _check_left(
     arrays: Mapping[str, LazyArray],
     made: Mapping[str, LazyArray],
     rules: Rules,
-    found: Pretrained,
+    pretrained: Pretrained,
     source: Path,
 ) -> None:
     """Warns of arrays that have no place in a model, and that it does not expect to be there.
@@ -300,7 +302,7 @@ def _check_left(
     Raises:
         CheckpointError: They may be the scales of weights that are narrow floats.
     """
-    known = {*named_arrays(_weights(found.model)[0]), *(found.names or ())}
+    expected = {*named_arrays(_weights(pretrained.model)[0]), *(pretrained.names or ())}
     dropped = [
         name
         for rule in rules
@@ -308,12 +310,14 @@ def _check_left(
         for change in rule.changes(arrays)
         for name in change.names
     ]
-    left = [n for n in (*dropped, *(n for n in made if n not in known)) if not found.may_have(n)]
+    left = [
+        n for n in (*dropped, *(n for n in made if n not in expected)) if not pretrained.may_have(n)
+    ]
     shown = f"{', '.join(left[:5])}{' and others' * (len(left) > 5)}"
     narrow = [name for name, array in arrays.items() if is_narrow(array)]
-    if narrow and (left or found.quantization is not None):
+    if narrow and (left or pretrained.quantization is not None):
         why = "its config.json has no quantization_config"
-        if found.quantization is not None:
+        if pretrained.quantization is not None:
             why = "there is no W_scale_inv or W_scale beside them"
         raise CheckpointError(
             f"{source}: {narrow[0]} has floats of 8 bits, which would be read without scales: "
@@ -322,23 +326,25 @@ def _check_left(
         )
     if left:
         warn(
-            f"{source}: {len(left)} arrays have no place in {type(found.model).__name__} and "
+            f"{source}: {len(left)} arrays have no place in {type(pretrained.model).__name__} and "
             f"were ignored: {shown}",
             FmapperWarning,
         )
 
 
 def _select(
-    model: Any, tree: Any, arrays: dict[str, LazyArray], found: Pretrained, source: Path
+    model: Any, tree: Any, arrays: dict[str, LazyArray], pretrained: Pretrained, source: Path
 ) -> dict[str, LazyArray]:
     """Returns the arrays of the folder that a model takes, in its dtypes."""
     named = {name: array for name, (_, array) in named_arrays(tree).items()}
-    known = {id(named[name]) for name in arrays if name in named} | {*transient_in(model)}
-    saved = named if found.names is None else found.names  # a tensor may be a plain attribute
+    present = {id(named[name]) for name in arrays if name in named} | {*transient_in(model)}
+    saved = (
+        named if pretrained.names is None else pretrained.names
+    )  # a tensor may be a plain attribute
     lacking = [
         name
         for name, old in named.items()
-        if name in saved and id(old) not in known and not found.may_lack(name)
+        if name in saved and id(old) not in present and not pretrained.may_lack(name)
     ]
     if lacking:
         raise StructureMismatchError(
@@ -368,10 +374,10 @@ def _check_shapes(arrays: Mapping[str, LazyArray], model: Any, source: Path) -> 
 
 def _weights(model: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Returns a tree with the array names of the folder, and the inverse function."""
-    found = (
+    trees = (
         adapter.weights(model) or adapter.source_weights(model) for adapter in adapters(Models)
     )
-    return next(filter(None, found), (model, lambda filled: filled))
+    return next(filter(None, trees), (model, lambda filled: filled))
 
 
 def _as(array: LazyArray, old: Any) -> LazyArray:
@@ -442,35 +448,35 @@ def save_pretrained(
     form = SafetensorsFolder(None if max_shard_size is None else shard_bytes(max_shard_size))
     with step(f"saving {target.name}"):
         contents = contents_of_tree(_weights(model)[0])
-        found = find_pretrained(origin, _main_dtype(contents), contents.arrays)
+        pretrained = find_pretrained(origin, _main_dtype(contents), contents.arrays)
         wanted = {
             name: array
-            for name, (_, array) in named_arrays(found.model).items()
-            if found.names is None or name in found.names
+            for name, (_, array) in named_arrays(pretrained.model).items()
+            if pretrained.names is None or name in pretrained.names
         }
-        leave = transient_in(found.model)
+        leave = transient_in(pretrained.model)
         tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
-        own = {**contents.arrays, **tied}
-        missing = [n for n, a in wanted.items() if n not in own and id(a) not in leave]
+        stored = {**contents.arrays, **tied}
+        missing = [n for n, a in wanted.items() if n not in stored and id(a) not in leave]
         if missing:
             raise StructureMismatchError(
                 f"the model does not match {origin}: it lacks\n"
                 + "\n".join(f"  {name}" for name in missing)
             )
-        arrays = {n: _widen(own[n], a) for n, a in wanted.items() if id(a) not in leave}
-        back = found.rules_back() if rules is None else rules.inverse()
+        arrays = {n: _widen(stored[n], a) for n, a in wanted.items() if id(a) not in leave}
+        back = pretrained.rules_back() if rules is None else rules.inverse()
         made = back.apply(arrays)
         with new_folder(target) as beside:
-            for name, text in found.files().items():
+            for name, text in pretrained.files().items():
                 (beside / name).write_text(text, encoding="utf-8")
             form.write(Writer(beside), Contents(made))
 
 
 def _origin_of(model: Any) -> str:
-    found = next(filter(None, (one.origin_of(model) for one in adapters(Models))), "")
-    if found and os.path.isdir(found):
-        return found
-    why = f"{found}, which it was made from, is gone" if found else "it is not known"
+    origin = next(filter(None, (adapter.origin_of(model) for adapter in adapters(Models))), "")
+    if origin and os.path.isdir(origin):
+        return origin
+    why = f"{origin}, which it was made from, is gone" if origin else "it is not known"
     raise CheckpointError(
         f"save_pretrained: the folder of this {type(model).__name__} is unknown ({why}). Pass "
         f"like=, a folder with its configuration."

@@ -115,10 +115,10 @@ def read_json_table(
     """
     text = _read_text(path, _MOST_FILE)
     blank = r"[ \t\n\r]*"
-    found = re.search(rf'(?<!\\)"{re.escape(key)}"{blank}:{blank}\{{{blank}', text)
-    if found is None:
+    match = re.search(rf'(?<!\\)"{re.escape(key)}"{blank}:{blank}\{{{blank}', text)
+    if match is None:
         raise Misfit(f"has no {key}")
-    at, rows = found.end(), []
+    at, rows = match.end(), []
     while not text.startswith("}", at):
         value, at = _entry(text, at)
         rows.append(row(value))
@@ -126,7 +126,7 @@ def read_json_table(
         if more is None:
             raise Misfit(f"is not JSON at character {at}")
         at = more.start(1) if more[1] == "}" else more.end()
-    about = read_json(f"{text[: found.end()]}{text[at:]}")
+    about = read_json(f"{text[: match.end()]}{text[at:]}")
     if type(about) is not dict or about.get(key) != {}:
         raise Misfit(f"has no {key}")
     return about, rows
@@ -138,9 +138,9 @@ def _entry(text: str, at: int) -> tuple[Any, int]:
         piece = text[at : at + length]
         try:
             name, end = _DECODER.raw_decode(piece)
-            found = _COLON.match(piece, end)
-            if found is not None and type(name) is str:
-                value, end = _DECODER.raw_decode(piece, found.end())
+            match = _COLON.match(piece, end)
+            if match is not None and type(name) is str:
+                value, end = _DECODER.raw_decode(piece, match.end())
                 if end < len(piece):  # otherwise a number may continue
                     return value, at + end
         except RecursionError:

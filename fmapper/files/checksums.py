@@ -104,13 +104,13 @@ def join_checksums(first: int, second: int, length: int) -> int:
 @lru_cache(256)
 def _shift(length: int) -> int:
     """Returns x**(8 * length) modulo the polynomial."""
-    power, found = _EIGHTH, _ONE
+    power, product = _EIGHTH, _ONE
     while length:
         if length & 1:
-            found = _multiply(power, found)
+            product = _multiply(power, product)
         power = _multiply(power, power)
         length >>= 1
-    return found
+    return product
 
 
 def _multiply(a: int, b: int) -> int:

@@ -151,9 +151,9 @@ class _Head:
         count = self.number("<Q")
         if count > _LONGEST_NAME:
             raise Misfit(f"has a name of {count} bytes, which is too long")
-        found = _decode(self.take(count))
-        check_name(found)
-        return found
+        name = _decode(self.take(count))
+        check_name(name)
+        return name
 
     def value(self, kind: int) -> Any:
         """Reads a value; lists and long texts are skipped and give None."""

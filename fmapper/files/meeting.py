@@ -103,16 +103,16 @@ class Meeting:
 
     def _join(self) -> str:
         """Waits for a live meeting of process 0; the remains of an earlier one do not count."""
-        first, found = self._read("at-0"), [""]
+        first, begun = self._read("at-0"), [""]
 
         def is_there() -> bool:
             if self._read("at-0") == first:
                 return False
-            found[0] = self._read("begin")  # after the heartbeat, when an old file is gone
-            return found[0] not in ("", self._read("end"))
+            begun[0] = self._read("begin")  # after the heartbeat, when an old file is gone
+            return begun[0] not in ("", self._read("end"))
 
         self._wait([0], is_there)
-        return found[0]
+        return begun[0]
 
     # --- heartbeats -----------------------------------------------------------------------------
 
@@ -146,11 +146,11 @@ class Meeting:
         """Records the heartbeats of the others, some seconds after the last time."""
         for rank in range(self.count):
             text = self._read(f"at-{rank}")
-            known, age = self._heard.get(rank, ("", 0.0))
-            if text and text != known:
+            previous, age = self._heard.get(rank, ("", 0.0))
+            if text and text != previous:
                 self._heard[rank] = text, 0.0
-            elif known:
-                self._heard[rank] = known, age + seconds
+            elif previous:
+                self._heard[rank] = previous, age + seconds
 
     def _wait(self, others: Iterable[int], is_met: Callable[[], bool]) -> None:
         """Waits until a condition holds, while the others are alive and none has failed."""

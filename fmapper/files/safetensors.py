@@ -164,10 +164,10 @@ class _Parser:
         while is_open:
             if self._usual():
                 break
-            found = _ARRAY.match(self._data, self._at)
-            if found is not None and self._is_added(*_in_order(found)):
-                self._at = found.end()
-                is_open = found[14] == b","
+            match = _ARRAY.match(self._data, self._at)
+            if match is not None and self._is_added(*_in_order(match)):
+                self._at = match.end()
+                is_open = match[14] == b","
                 continue
             name = self._key()
             with within(ascii(name)[1:-1][:60]):
@@ -187,26 +187,26 @@ class _Parser:
 
     def _open(self) -> bool:
         """Enters the object at the current position; returns whether it has entries."""
-        found = _OPEN.match(self._data, self._at)
-        if found is None:
+        match = _OPEN.match(self._data, self._at)
+        if match is None:
             raise self._misfit("is not an object")
-        self._at = found.end()
-        return not found[1]
+        self._at = match.end()
+        return not match[1]
 
     def _key(self) -> str:
-        found = _KEY.match(self._data, self._at)
-        if found is None:
+        match = _KEY.match(self._data, self._at)
+        if match is None:
             raise self._misfit(f"is not JSON at byte {self._at}")
-        self._at = found.end()
-        return _unescape(found[1])
+        self._at = match.end()
+        return _unescape(match[1])
 
     def _is_more(self) -> bool:
         """Returns whether the object continues after a value."""
-        found = _NEXT.match(self._data, self._at)
-        if found is None:
+        match = _NEXT.match(self._data, self._at)
+        if match is None:
             raise self._misfit(f"is not JSON at byte {self._at}")
-        self._at = found.end()
-        return found[1] == b","
+        self._at = match.end()
+        return match[1] == b","
 
     def _usual(self) -> bool:
         """Adds the next arrays in usual form; returns whether the object ends after them."""
@@ -214,8 +214,8 @@ class _Parser:
         match, new_entry = _USUAL.match, Entry.__new__
         forms: dict[bytes, tuple[str, tuple[int, ...], int]] = {}  # most arrays share a few
         last, stop = 0, b"0"
-        while (found := match(data, at)) is not None:
-            key, form, start, end, more = found.groups()
+        while (array := match(data, at)) is not None:
+            key, form, start, end, more = array.groups()
             name = key.decode()
             first = last if start == stop else int(start)
             last, stop = int(end), end
@@ -232,7 +232,7 @@ class _Parser:
                 if not self._is_added(key, code, sizes, start, end):
                     break
                 forms[form] = self._forms[code, sizes]
-            self._at = at = found.end()
+            self._at = at = array.end()
             if more == b"}":
                 return True
         return False
@@ -313,22 +313,22 @@ class _Parser:
             key = self._key()
             if key in texts:
                 raise Misfit("is not a safetensors file: its header has a key twice")
-            found = _TEXT.match(self._data, self._at)
-            if found is None:
+            match = _TEXT.match(self._data, self._at)
+            if match is None:
                 raise self._misfit("has metadata that are not texts")
-            if b"\\u" in found[1] or not found[1].isascii():  # takes four bytes per character
-                wide += len(found[1])
+            if b"\\u" in match[1] or not match[1].isascii():  # takes four bytes per character
+                wide += len(match[1])
                 if wide > _MOST_WIDE and settings.bounds:
                     raise Misfit(f"has more than {_MOST_WIDE:,} bytes of text. {WAY_OUT}")
-            texts[key] = _unescape(found[1])
-            self._at = found.end()
+            texts[key] = _unescape(match[1])
+            self._at = match.end()
             is_open = self._is_more()
         return texts
 
 
-def _in_order(found: re.Match[bytes]) -> tuple[bytes, ...]:
+def _in_order(match: re.Match[bytes]) -> tuple[bytes, ...]:
     """Returns key, dtype, shape and offsets of an array whose fields may have any order."""
-    key, a, b, c, d, e, f, g, h, i, j, k, m, _ = found.groups()
+    key, a, b, c, d, e, f, g, h, i, j, k, m, _ = match.groups()
     shape = b if b is not None else f if f is not None else j
     return key, a or e or i, shape, c or g or k, d or h or m
 
@@ -337,10 +337,10 @@ def _unescape(text: bytes) -> str:
     if b"\\" not in text:
         return text.decode()
     try:
-        found: str = json.loads(b'"%b"' % text)
+        decoded: str = json.loads(b'"%b"' % text)
     except ValueError as error:
         raise Misfit(f"is not a safetensors file: its header is not JSON: {error}") from None
-    return found
+    return decoded
 
 
 def _check_form(code: Any, shape: Any) -> tuple[str, tuple[int, ...], int]:

@@ -27,10 +27,10 @@ class Misfit(Exception):
 
     def __str__(self) -> str:
         """Returns the place and the message."""
-        found = ""
+        place = ""
         for key in reversed(self.place):
-            found += f"[{key}]" if isinstance(key, int) else f".{key}"
-        return f"{found.removeprefix('.')}: {self.message}" if found else self.message
+            place += f"[{key}]" if isinstance(key, int) else f".{key}"
+        return f"{place.removeprefix('.')}: {self.message}" if place else self.message
 
 
 class within:
@@ -88,10 +88,10 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         Misfit: A key occurs twice.
     """
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise Misfit("has a key twice")
-    return found
+    return members
 
 
 def no_constant(name: str) -> Any:

@@ -100,8 +100,8 @@ class Url:
 
     def names(self) -> list[str]:
         """Returns the names of the entries of the folder."""
-        found = self.system.ls(self._inner, detail=False)
-        return sorted(posixpath.basename(str(path).rstrip("/")) for path in found)
+        paths = self.system.ls(self._inner, detail=False)
+        return sorted(posixpath.basename(str(path).rstrip("/")) for path in paths)
 
     def size(self) -> int:
         """Returns how many bytes the file has.
@@ -109,10 +109,10 @@ class Url:
         Raises:
             Misfit: The host does not report it.
         """
-        found = self.system.info(self._inner).get("size")
-        if type(found) is not int or found < 0:
+        size = self.system.info(self._inner).get("size")
+        if type(size) is not int or size < 0:
             raise Misfit("is on a host that does not report its size")
-        return found
+        return size
 
     def mark(self) -> str:
         """Returns a value that changes with the file; empty if the host has none."""
@@ -120,13 +120,13 @@ class Url:
 
     def open(self) -> BinaryIO:
         """Opens the file for reading, from its beginning."""
-        found: BinaryIO = self.system.open(self._inner, "rb", block_size=_BLOCK)
-        return found
+        file: BinaryIO = self.system.open(self._inner, "rb", block_size=_BLOCK)
+        return file
 
     def create(self) -> BinaryIO:
         """Opens the file for writing; within a transaction it appears at the end."""
-        found: BinaryIO = self.system.open(self._inner, "wb")
-        return found
+        file: BinaryIO = self.system.open(self._inner, "wb")
+        return file
 
     def remove(self) -> None:
         """Removes the file."""
@@ -167,12 +167,12 @@ def place_of(path: str | os.PathLike[str] | Url) -> Place:
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise CheckpointError(f"{text}: write file:///folder/name, or a path")
         return Path(url2pathname(parts.path))
-    found = Path(text)
-    if _COLLAPSED.match(text) and not found.exists() and not isinstance(path, str):
+    place = Path(text)
+    if _COLLAPSED.match(text) and not place.exists() and not isinstance(path, str):
         raise CheckpointError(
             f"{text}: is a URL that became a Path, which collapses slashes: pass it as a string"
         )
-    return found
+    return place
 
 
 def local_place(path: str | os.PathLike[str], what: str) -> Path:
@@ -188,6 +188,6 @@ def local_place(path: str | os.PathLike[str], what: str) -> Path:
             f"with "
             "fsspec.filesystem(...).get(...), or huggingface_hub.snapshot_download"
         )
-    found = place_of(path)
-    assert isinstance(found, Path)
-    return found
+    place = place_of(path)
+    assert isinstance(place, Path)
+    return place

@@ -84,8 +84,8 @@ def _clean_up(target: Path, folders: bool) -> None:
         return
     left = re.compile(re.escape(target.name) + r"\.(\d{1,9})(?:\.tmp|-\d+\.tmp(?:\..*)?)")
     with os.scandir(target.parent) as entries:
-        found = [(entry, left.fullmatch(entry.name)) for entry in entries]
-    for entry, match in found:
+        matches = [(entry, left.fullmatch(entry.name)) for entry in entries]
+    for entry, match in matches:
         kind = entry.is_dir if folders else entry.is_file
         if match and kind(follow_symlinks=False) and not _is_alive(int(match[1])):
             with contextlib.suppress(OSError):  # owned by another user, or already gone

@@ -205,10 +205,10 @@ class ZipMembers(dict[str, ZipMember]):
                 yield unpack.decompress(data, step)
                 data = unpack.unconsumed_tail
         while not unpack.eof:  # output that zlib still buffers
-            found = unpack.decompress(b"", step)
-            if not found:
+            rest = unpack.decompress(b"", step)
+            if not rest:
                 return
-            yield found
+            yield rest
 
 
 class Unpacking:
@@ -233,8 +233,8 @@ class Unpacking:
             Misfit: The member is damaged.
         """
         with self._lock:
-            found = bisect_right(self._states, start, key=itemgetter(0)) - 1
-            at, packed_at, state = self._states[found]
+            index = bisect_right(self._states, start, key=itemgetter(0)) - 1
+            at, packed_at, state = self._states[index]
             unpack = state.copy()
         begin, stop = archive.begin(self._member), start + count
         while at < stop:

@@ -22,12 +22,14 @@ def read_settings(path: Place) -> dict[str, Any]:
         CheckpointError: It is none.
     """
     try:
-        found = _read_url(path) if isinstance(path, Url) else read_json_file(path, _MOST_SETTINGS)
-        if type(found) is not dict:
+        settings = (
+            _read_url(path) if isinstance(path, Url) else read_json_file(path, _MOST_SETTINGS)
+        )
+        if type(settings) is not dict:
             raise Misfit("is not an object")
     except (Misfit, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
-    return found
+    return settings
 
 
 def _read_url(url: Url) -> Any:
@@ -45,9 +47,9 @@ def split_quantization(
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Returns a configuration without what it says of quantisation, and that."""
     plain = {key: value for key, value in settings.items() if key != QUANTIZATION}
-    found = settings.get(QUANTIZATION)
+    quantization = settings.get(QUANTIZATION)
     inner = settings.get(_OF_LANGUAGE)
     if isinstance(inner, dict):
         plain[_OF_LANGUAGE] = {key: x for key, x in inner.items() if key != QUANTIZATION}
-        found = inner.get(QUANTIZATION) if found is None else found
-    return plain, found if isinstance(found, dict) else None
+        quantization = inner.get(QUANTIZATION) if quantization is None else quantization
+    return plain, quantization if isinstance(quantization, dict) else None

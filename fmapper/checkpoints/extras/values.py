@@ -118,12 +118,12 @@ def missing_values(
     absent = [name for name in values if name not in checkpoint]
     if not absent:
         return []
-    known = _names_of_nodes(tree, lambda node: not isinstance(node, CONTAINERS))
+    nodes = _names_of_nodes(tree, lambda node: not isinstance(node, CONTAINERS))
     stored = (name for name, value in checkpoint.items() if is_value(value))
     saved = {above for name in stored for above in _places_above(name)} | {*objects}
 
     def is_setting(name: str) -> bool:
-        holder = next((above for above in _places_above(name) if above in known), None)
+        holder = next((above for above in _places_above(name) if above in nodes), None)
         return holder is not None and holder not in saved
 
     return [name for name in absent if not is_setting(name)]

@@ -183,8 +183,8 @@ def format_of(place: Place, name: str | None = None) -> Format:
         )
     if path.is_dir():
         raise CheckpointError(f"{path}: is a folder without a checkpoint{_near(path)}")
-    known = ", ".join(f"{one.name} ({' '.join(one.endings) or 'a folder'})" for one in formats())
-    raise CheckpointError(f"{path}: is not in a known format. Known formats: {known}.")
+    names = ", ".join(f"{form.name} ({' '.join(form.endings) or 'a folder'})" for form in formats())
+    raise CheckpointError(f"{path}: is not in a known format. Known formats: {names}.")
 
 
 def _near(folder: Path) -> str:
@@ -228,10 +228,10 @@ def format_for(
     if name is None and source is not None and source.is_folder:
         is_clear = any(path.suffix in candidate.endings for candidate in formats())
         name = None if is_clear else source.name
-    found = _format_for(cast(Path, path), name)
-    if isinstance(path, Url) and not found.urls:
-        raise _needs_a_file(path, found.name)
-    return found if max_shard_size is None else found.with_shards(shard_bytes(max_shard_size))
+    form = _format_for(cast(Path, path), name)
+    if isinstance(path, Url) and not form.urls:
+        raise _needs_a_file(path, form.name)
+    return form if max_shard_size is None else form.with_shards(shard_bytes(max_shard_size))
 
 
 def shard_bytes(size: int | str) -> int:
@@ -253,7 +253,7 @@ def _format_for(path: Path, name: str | None) -> Format:
         for candidate in formats():
             if path.suffix in candidate.endings:
                 return candidate
-        endings = ", ".join(ending for one in formats() for ending in one.endings)
+        endings = ", ".join(ending for form in formats() for ending in form.endings)
         raise CheckpointError(
             f"{path}: cannot determine the format. Pass format= (--to on the command line), or a "
             f"name that ends with one of {endings}."
@@ -261,7 +261,7 @@ def _format_for(path: Path, name: str | None) -> Format:
     for candidate in formats():
         if candidate.is_called(name):
             return candidate.for_path(path)
-    names = sorted({one.name for one in formats()})
+    names = sorted({form.name for form in formats()})
     hint = did_you_mean(name, names)
     raise CheckpointError(f"{name!r} is not a format.{hint} Known formats: {', '.join(names)}.")
 
@@ -338,8 +338,8 @@ def unite_tied(contents: Contents, text: str) -> None:
     for name, first in ties.items():
         if type(first) is not str or name not in arrays or first not in arrays:
             raise Misfit(f"{show(name)} is tied to {show(first)}, and one of them is missing")
-        one, other = arrays[name], arrays[first]
-        if first in ties or (one.shape, one.dtype) != (other.shape, other.dtype):
+        alias, origin = arrays[name], arrays[first]
+        if first in ties or (alias.shape, alias.dtype) != (origin.shape, origin.dtype):
             raise Misfit(f"{show(name)} is tied to {show(first)}, which is another array")
     for name, first in ties.items():
         contents.ties[name] = first

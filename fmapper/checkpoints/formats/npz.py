@@ -189,15 +189,15 @@ class _Headers:
     def _parse(self, name: str, head: bytes, text: bytes) -> tuple[tuple[int, ...], bool, Any]:
         import numpy as np
 
-        found = _USUAL.fullmatch(text)
-        if found is not None:
-            dtype = np.dtype(found[1].decode())
+        match = _USUAL.fullmatch(text)
+        if match is not None:
+            dtype = np.dtype(match[1].decode())
             shape = (
-                tuple(map(int, found[3].replace(b" ", b"").strip(b",").split(b",")))
-                if found[3]
+                tuple(map(int, match[3].replace(b" ", b"").strip(b",").split(b",")))
+                if match[3]
                 else ()
             )
-            return shape, found[2] == b"True", dtype
+            return shape, match[2] == b"True", dtype
         self._unusual += 1
         check_count(self._unusual, "unusual headers")
         stream = io.BytesIO(head)
@@ -232,38 +232,38 @@ def _member(
 
     first = head(_FIRST)
     try:
-        shape, fortran, found, header_size = headers.read(name, first)
+        shape, fortran, actual, header_size = headers.read(name, first)
     except _CutOff as error:
         first = head(error.args[0])
         try:
-            shape, fortran, found, header_size = headers.read(name, first)
+            shape, fortran, actual, header_size = headers.read(name, first)
         except _CutOff:
             raise Misfit(f"{show(name)} is truncated") from None
-    if found.hasobject or (found.kind not in "biufc" and dtype is None):
-        kind = "is a pickle of objects" if found.hasobject else "contains text or records"
+    if actual.hasobject or (actual.kind not in "biufc" and dtype is None):
+        kind = "is a pickle of objects" if actual.hasobject else "contains text or records"
         return UnreadableArray(
-            shape, found, f"{file.path}: {show(name)}: {kind}, not numbers, and is not read"
+            shape, actual, f"{file.path}: {show(name)}: {kind}, not numbers, and is not read"
         )
     if dtype is not None:
         wanted = numpy_dtype(_check_dtype(dtype))
-        if wanted.itemsize != found.itemsize:
+        if wanted.itemsize != actual.itemsize:
             raise Misfit(f"{show(name)} is not of dtype {show(dtype)}")
-        found = wanted
-    if header_size + math.prod(shape) * found.itemsize != member.size:
+        actual = wanted
+    if header_size + math.prod(shape) * actual.itemsize != member.size:
         raise Misfit(f"{show(name)}: its offsets do not fit its size")
     stored_shape = shape[::-1] if fortran else shape
-    is_swapped = found.byteorder == ">"
-    found = found.newbyteorder("<") if is_swapped else found
+    is_swapped = actual.byteorder == ">"
+    actual = actual.newbyteorder("<") if is_swapped else actual
     checksum = Checksum(show(name), member.size, member.checksum, first[:header_size])
     if member.method == STORED:
         array: LazyArray = StoredArray(
             _MemberFile(file, begin, checksum),
             begin + header_size,
             stored_shape,
-            name_of_dtype(found),
+            name_of_dtype(actual),
         )
     else:
-        array = _Packed(file, member, header_size, stored_shape, found, checksum)
+        array = _Packed(file, member, header_size, stored_shape, actual, checksum)
     array = SwappedArray(array) if is_swapped else array
     return array.transpose(tuple(range(len(shape)))[::-1]) if fortran and len(shape) > 1 else array
 

@@ -97,13 +97,13 @@ class SafetensorsFolder(Format):
         names = sorted(set(index.values())) if index is not None else _files(path)
         places: dict[str, str] = {}
         for name in names:
-            found, own = _read_file(file_in(path, name))
-            if not arrays.keys().isdisjoint(found):
-                twice = min(arrays.keys() & found)
+            shard, shard_metadata = _read_file(file_in(path, name))
+            if not arrays.keys().isdisjoint(shard):
+                twice = min(arrays.keys() & shard)
                 raise CheckpointError(f"{path / name}: {show(twice)} is in another shard as well")
-            places |= dict.fromkeys(found, name)
-            arrays |= found
-            metadata |= own
+            places |= dict.fromkeys(shard, name)
+            arrays |= shard
+            metadata |= shard_metadata
             try:
                 check_count(len(arrays), "arrays in all files")
             except Misfit as error:
@@ -305,15 +305,15 @@ def _read_index(path: Path) -> dict[str, str]:
         places = index.get("weight_map") if type(index) is dict else None
         if type(places) is not dict or not places:
             raise Misfit("has no weight_map")
-        known: dict[str, bool] = {}
+        checked: dict[str, bool] = {}
         for name, file_name in places.items():
-            if type(file_name) is str and file_name in known:
+            if type(file_name) is str and file_name in checked:
                 continue
             if type(file_name) is not str or not _SHARD.fullmatch(file_name):
                 raise Misfit(
                     f"{show(name)} refers to {show(file_name)}, which is not a file of the folder"
                 )
-            known[file_name] = True
+            checked[file_name] = True
     except Misfit as error:
         raise CheckpointError(f"{path}: {error}") from None
     return places

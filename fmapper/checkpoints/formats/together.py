@@ -27,7 +27,7 @@ def spread_arrays(contents: Contents) -> Spread | None:
     Raises:
         CheckpointError: An array cannot be written in parts; names it.
     """
-    found = {}
+    spread = {}
     for name, lazy in contents.arrays.items():
         array = getattr(lazy, "array", None)
         for adapter in adapters(Meshes) if array is not None else ():
@@ -36,8 +36,8 @@ def spread_arrays(contents: Contents) -> Spread | None:
             except TypeError as error:
                 raise CheckpointError(f"{name}: {error}") from None
             if writers is not None:
-                found[name] = adapter, array, writers
-    return found or None
+                spread[name] = adapter, array, writers
+    return spread or None
 
 
 def save(target: Place, form: Format, contents: Contents, spread: Spread) -> None:
@@ -84,8 +84,8 @@ def _write_array(
         for box, part in array.panels(8 << 20) if rank == 0 else ():
             _write_box(handle, part, box, array, start)
         return
-    adapter, own, writers = spread[name]
-    held = adapter.held_parts(own)
+    adapter, placed, writers = spread[name]
+    held = adapter.held_parts(placed)
     for box, writer in writers.items():
         if writer == rank:
             _write_box(handle, to_numpy(held[box]), box, array, start)

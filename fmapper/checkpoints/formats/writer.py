@@ -78,18 +78,18 @@ def _axis_of_runs(array: LazyArray) -> int | None:
     from fmapper.checkpoints.lazy_operations import Cast, Concatenate, Part, Reshape, Transpose
 
     if isinstance(array, Transpose):
-        own = _axis_of_runs(array.operands[0])
-        return None if own is None else array.axes.index(array.ndim + own) - array.ndim
+        axis = _axis_of_runs(array.operands[0])
+        return None if axis is None else array.axes.index(array.ndim + axis) - array.ndim
     if isinstance(array, Concatenate | Cast | Part):
         return _axis_of_runs(array.operands[0])
     if isinstance(array, Reshape):
         (before,) = array.operands
-        own = _axis_of_runs(before)
+        axis = _axis_of_runs(before)
         old = [at for at, n in enumerate(before.shape, -before.ndim) if n != 1]
         new = [at for at, n in enumerate(array.shape, -array.ndim) if n != 1]
-        if own not in old or [before.shape[at] for at in old] != [array.shape[at] for at in new]:
+        if axis not in old or [before.shape[at] for at in old] != [array.shape[at] for at in new]:
             return None
-        return new[old.index(own)]  # as in a stack, where a dimension of one is put in
+        return new[old.index(axis)]  # as in a stack, where a dimension of one is put in
     return None if isinstance(array, Operation) else -1
 
 
@@ -331,7 +331,7 @@ def _reads_back(handle: int, piece: Piece, checksum: int | None) -> bool:
     """Returns whether a file has what was written, by its checksum or by what was copied."""
     import numpy as np
 
-    found = 0
+    actual = 0
     with ExitStack() as stack:
         data, other = (stack.enter_context(scratch((BLOCK,), "u1")) for _ in range(2))
         copied = piece.array if isinstance(piece.array, tuple) else None
@@ -341,13 +341,13 @@ def _reads_back(handle: int, piece: Piece, checksum: int | None) -> bool:
             if not _read_fully(handle, memoryview(data[:count].data), piece.offset + at):
                 return False
             if copied is None:
-                found = zlib.crc32(data[:count].data, found)
+                actual = zlib.crc32(data[:count].data, actual)
                 continue
             file, start = copied
             file.read_into(source, memoryview(other[:count].data), start + at)
             if not np.array_equal(data[:count], other[:count]):
                 return False
-    return copied is not None or found == checksum
+    return copied is not None or actual == checksum
 
 
 def _read_fully(handle: int, data: memoryview, offset: int) -> bool:

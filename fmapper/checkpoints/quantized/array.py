@@ -123,27 +123,27 @@ class QuantizedArray:
         layout = self.layout
         if values is None or (scales is None and layout.kind != "ggml"):
             raise CheckpointError(f"an array of {layout.kind} needs values and scales")
-        found: LazyArray
+        array: LazyArray
         if layout.kind == "ggml":
-            found = Ggml(values, layout.type)
+            array = Ggml(values, layout.type)
         else:
             assert scales is not None
             if layout.kind == "float8":
-                found = ScaledFloats(values, scales, layout.block, layout.dtype)
+                array = ScaledFloats(values, scales, layout.block, layout.dtype)
             elif layout.kind == "integers":
-                found = ScaledIntegers(values, scales, zeros, layout.block, layout.dtype)
+                array = ScaledIntegers(values, scales, zeros, layout.block, layout.dtype)
             elif layout.kind == "mxfp4":
-                found = Mxfp4(values, scales, layout.dtype)
+                array = Mxfp4(values, scales, layout.dtype)
             elif zeros is None:
                 raise CheckpointError(f"an array of {layout.kind} needs zeros")
             elif layout.kind == "awq":
-                found = Awq(values, zeros, scales)
+                array = Awq(values, zeros, scales)
             else:
-                found = Gptq(values, zeros, scales, index, layout.bits, layout.version)
-        if not layout.transposed or found.ndim < 2:
-            return found
-        axes = [*range(found.ndim - 2), found.ndim - 1, found.ndim - 2]
-        return found.transpose(axes)
+                array = Gptq(values, zeros, scales, index, layout.bits, layout.version)
+        if not layout.transposed or array.ndim < 2:
+            return array
+        axes = [*range(array.ndim - 2), array.ndim - 1, array.ndim - 2]
+        return array.transpose(axes)
 
 
 def _lazy(part: Any) -> LazyArray:

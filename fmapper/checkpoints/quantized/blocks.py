@@ -67,11 +67,11 @@ class Dequantize(Operation):
             for (start, stop), grain, size in zip(box, self.grain, self.shape, strict=True)
         )
         boxes = self._operand_boxes(whole)
-        arrays = [one._read(part) for one, part in zip(self.operands, boxes, strict=True)]
-        found = self._values(arrays, whole)
+        arrays = [operand._read(part) for operand, part in zip(self.operands, boxes, strict=True)]
+        values = self._values(arrays, whole)
         pairs = zip(box, whole, strict=True)
         inner = tuple((start - begin, stop - begin) for (start, stop), (begin, _) in pairs)
-        return found[box_slices(inner)]
+        return values[box_slices(inner)]
 
 
 def expect(array: LazyArray, what: str, ndim: int | None, dtypes: Sequence[str]) -> None:

@@ -70,26 +70,26 @@ def find_quantized(
         metadata = arrays.metadata if metadata is None else metadata
     arrays = {name: array for name, array in arrays.items() if not is_value(array)}
     about = {**(config or {}), _METADATA: metadata or {}}
-    found: dict[str, _Found] = {}
+    entries: dict[str, _Found] = {}
     used: set[str] = set()
     for name in arrays:
         for suffix, look in _SUFFIXES.items():
             if not name.endswith(suffix):
                 continue
-            one = look(name.removesuffix(suffix), arrays, about)
-            if one is not None:
-                found[name] = one
-                used.update(one.parts)
+            entry = look(name.removesuffix(suffix), arrays, about)
+            if entry is not None:
+                entries[name] = entry
+                used.update(entry.parts)
                 break
     result: dict[str, LazyArray | QuantizedArray] = {}
     for name, array in arrays.items():
-        if name not in found and name in used:
+        if name not in entries and name in used:
             continue
-        new = found[name].name if name in found else name
+        new = entries[name].name if name in entries else name
         if new in result:
             raise CheckpointError(f"{new}: a quantised array and another array have this name")
-        if name in found:
-            result[new] = _make(found[name], arrays)
+        if name in entries:
+            result[new] = _make(entries[name], arrays)
         elif isinstance(array, Ggml):
             layout = QuantizedLayout("ggml", type=array.kind)
             result[new] = QuantizedArray(layout, array.operands[0])
@@ -155,16 +155,16 @@ def _check_nothing_is_left(arrays: Arrays, config: Config) -> None:
             )
 
 
-def _make(one: _Found, arrays: Arrays) -> QuantizedArray:
-    parts = [arrays.get(name) for name in one.parts]
-    for name, part in zip(one.parts[:2], parts, strict=False):
+def _make(entry: _Found, arrays: Arrays) -> QuantizedArray:
+    parts = [arrays.get(name) for name in entry.parts]
+    for name, part in zip(entry.parts[:2], parts, strict=False):
         if part is None:
-            raise CheckpointError(f"{one.name}: there is {one.parts[0]}, but no {name}")
+            raise CheckpointError(f"{entry.name}: there is {entry.parts[0]}, but no {name}")
     try:
-        array = QuantizedArray(one.layout, *parts)
+        array = QuantizedArray(entry.layout, *parts)
         array.dequantize()
     except CheckpointError as error:
-        raise CheckpointError(f"{one.name}: {error}") from None
+        raise CheckpointError(f"{entry.name}: {error}") from None
     return array
 
 
@@ -191,8 +191,10 @@ def _block_size(config: Config) -> Any:
     if config.get("quant_method") == "mxfp8":
         return [1, 32]  # of the Open Compute Project's Microscaling Formats (MX), version 1.0
     groups = config.get("config_groups")  # of compressed_tensors
-    schemes = [one.get("weights") for one in groups.values()] if isinstance(groups, dict) else []
-    sizes = [one.get("block_structure") for one in schemes if isinstance(one, dict)]
+    schemes = (
+        [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
+    )
+    sizes = [scheme.get("block_structure") for scheme in schemes if isinstance(scheme, dict)]
     sizes = [size for size in sizes if size is not None]
     if any(size != sizes[0] for size in sizes):
         raise CheckpointError(

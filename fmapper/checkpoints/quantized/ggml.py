@@ -58,10 +58,10 @@ class Ggml(Dequantize):
         number = gguf.GGMLQuantizationType[self.kind]
         with np.errstate(all="ignore"):
             try:
-                found = gguf.quants.dequantize(np.ascontiguousarray(arrays[0]), number)
+                values = gguf.quants.dequantize(np.ascontiguousarray(arrays[0]), number)
             except NotImplementedError:
                 raise CheckpointError(f"gguf does not dequantise blocks of {self.kind}") from None
-        return np.asarray(found, np.float32)
+        return np.asarray(values, np.float32)
 
 
 def row_bytes(number: int, elements: int) -> tuple[str, int] | None:

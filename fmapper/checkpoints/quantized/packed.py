@@ -25,12 +25,12 @@ def _unpack(words: np.ndarray[Any, Any], shifts: Sequence[int], axis: int) -> np
     words = words.view(np.uint32)
     bits = _WORD // len(shifts)
     mask = np.uint32((1 << bits) - 1)
-    found = np.empty((*words.shape[: axis + 1], len(shifts), *words.shape[axis + 1 :]), np.int16)
+    codes = np.empty((*words.shape[: axis + 1], len(shifts), *words.shape[axis + 1 :]), np.int16)
     for at, shift in enumerate(shifts):
-        found[(slice(None),) * (axis + 1) + (at,)] = words >> np.uint32(shift) & mask
+        codes[(slice(None),) * (axis + 1) + (at,)] = words >> np.uint32(shift) & mask
     shape = list(words.shape)
     shape[axis] *= len(shifts)
-    return found.reshape(shape)
+    return codes.reshape(shape)
 
 
 def _scale(
@@ -39,10 +39,10 @@ def _scale(
     """Multiplies codes by the scales of their rows, in the dtype of the scales."""
     import numpy as np
 
-    found: np.ndarray[Any, Any] = codes.astype(np.float32)
+    scaled: np.ndarray[Any, Any] = codes.astype(np.float32)
     with np.errstate(all="ignore"):
-        found *= scales.astype(np.float32)[at]
-        return found.astype(scales.dtype, copy=False)
+        scaled *= scales.astype(np.float32)[at]
+        return scaled.astype(scales.dtype, copy=False)
 
 
 def _groups(rows: int, count: int, what: str) -> int:

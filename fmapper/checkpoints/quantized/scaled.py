@@ -99,7 +99,7 @@ def _block(shape: Sequence[int], grid: Sequence[int], block: Sequence[int]) -> t
     sizes = [1] * (len(shape) - len(block)) + [int(size) for size in block]
     if len(sizes) != len(shape) or min(sizes, default=1) < 1:
         raise CheckpointError(f"blocks of {list(block)} do not fit values of {list(shape)}")
-    counts = [math.ceil(size / one) for size, one in zip(shape, sizes, strict=True)]
+    counts = [math.ceil(size / length) for size, length in zip(shape, sizes, strict=True)]
     if counts != list(grid):
         raise CheckpointError(
             f"values of {list(shape)} in blocks of {sizes} need {counts} scales, not {list(grid)}"
@@ -146,10 +146,10 @@ class ScaledFloats(_Scaled):
         if scales.dtype == np.uint8:
             scales = np.exp2(scales.astype(np.float32) - np.float32(127))
         table = np.arange(256, dtype=np.uint8).view(values.dtype).astype(np.float32)
-        found = table[values.view(np.uint8)]  # four times as fast as a cast
+        floats = table[values.view(np.uint8)]  # four times as fast as a cast
         with np.errstate(all="ignore"):
-            found *= self._spread(scales.astype(np.float32), box)
-            result: np.ndarray[Any, Any] = found.astype(self.dtype, copy=False)
+            floats *= self._spread(scales.astype(np.float32), box)
+            result: np.ndarray[Any, Any] = floats.astype(self.dtype, copy=False)
         return result
 
 
@@ -198,12 +198,12 @@ class ScaledIntegers(_Scaled):
 
         values, scales, *zeros = arrays
         with np.errstate(all="ignore"):
-            found = values.astype(self.dtype)
+            floats = values.astype(self.dtype)
             if zeros:
-                found = found - self._spread(zeros[0].astype(self.dtype), box)
+                floats = floats - self._spread(zeros[0].astype(self.dtype), box)
             wide = self.dtype if scales.dtype == self.dtype else np.dtype(np.float32)
-            found = found.astype(wide) * self._spread(scales.astype(wide), box)
-            result: np.ndarray[Any, Any] = found.astype(self.dtype, copy=False)
+            floats = floats.astype(wide) * self._spread(scales.astype(wide), box)
+            result: np.ndarray[Any, Any] = floats.astype(self.dtype, copy=False)
         return result
 
 
@@ -242,10 +242,10 @@ class Mxfp4(Dequantize):
 
         blocks, scales = arrays
         table = np.array([(_FP4[byte & 15], _FP4[byte >> 4]) for byte in range(256)], np.float32)
-        found = table.view(np.uint64)[:, 0][blocks].view(np.float32)
+        floats = table.view(np.uint64)[:, 0][blocks].view(np.float32)
         exponents = scales.astype(np.int32)[..., None] - 127
         first = exponents // 2  # the power itself may be infinite where the value is not
         with np.errstate(all="ignore"):
-            found *= np.ldexp(np.float32(1), first)
-            found *= np.ldexp(np.float32(1), exponents - first)
-            return found.astype(self.dtype).reshape((*blocks.shape[:-2], -1))
+            floats *= np.ldexp(np.float32(1), first)
+            floats *= np.ldexp(np.float32(1), exponents - first)
+            return floats.astype(self.dtype).reshape((*blocks.shape[:-2], -1))

@@ -51,8 +51,8 @@ def rules_of(steps: Iterable[Step], names: Iterable[str]) -> tuple[list[Rule], d
         first = members[0]
         rows = [(*step.sources, *step.targets) for step in members]
         group = _Group(rows, len(first.sources), first.numbers)
-        found = None if first.kind == "constant" else _patterns(group, live)
-        for old, new in [found] if found else [_exact(group, row, live) for row in rows]:
+        pair = None if first.kind == "constant" else _patterns(group, live)
+        for old, new in [pair] if pair else [_exact(group, row, live) for row in rows]:
             rules.append(MAKE[first.kind](old, new, first.values))
         for step in members:
             for name in _expand(step.sources, step.numbers) if step.kind != "tie" else ():
@@ -69,22 +69,22 @@ def rename(names: Mapping[str, str], live: Collection[str]) -> list[Rule]:
         live: The names of all arrays.
     """
     changed = {old: new for old, new in names.items() if old != new}
-    found: dict[str, str] = {}
+    renames: dict[str, str] = {}
     for rows in _alike(changed.items()):
         pair = _patterns(_Group(rows, 1), live)
         for old, new in [pair] if pair else [_exact(_Group(rows, 1), row, live) for row in rows]:
-            found[old[0]] = new[0]
-    return [Rename(found)] if found else []
+            renames[old[0]] = new[0]
+    return [Rename(renames)] if renames else []
 
 
 def drop(names: Iterable[str], live: Collection[str]) -> list[Rule]:
     """Returns a rule that leaves arrays out."""
-    found: list[str] = []
+    dropped: list[str] = []
     for rows in _alike([(name,) for name in names]):
         pair = _patterns(_Group(rows, 1), live)
         exact = [_exact(_Group(rows, 1), row, live) for row in rows] if not pair else [pair]
-        found += [old[0] for old, _ in exact]
-    return [Drop(found)] if found else []
+        dropped += [old[0] for old, _ in exact]
+    return [Drop(dropped)] if dropped else []
 
 
 def _alike(rows: Iterable[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
@@ -108,11 +108,11 @@ def _expand(names: Iterable[str], numbers: tuple[int, int] | None) -> Iterator[s
 
 def _exact(group: _Group, row: tuple[str, ...], live: Collection[str]) -> Pair:
     """Returns patterns for the names of one step."""
-    one = group._replace(rows=[row])
-    found = _patterns(one, live)
-    if found is None:
+    alone = group._replace(rows=[row])
+    pair = _patterns(alone, live)
+    if pair is None:
         raise CheckpointError(f"{row[0]!r} cannot be distinguished from similar names")
-    return found
+    return pair
 
 
 def _patterns(group: _Group, live: Collection[str]) -> Pair | None:

@@ -107,14 +107,14 @@ class Graph:
 
     def _constant_like(self, parent: Node, array: LazyArray) -> Node:
         number, dtype = parent.value
-        one = LazyArray.full((), number, numpy_dtype(dtype))
+        scalar = LazyArray.full((), number, numpy_dtype(dtype))
         if isinstance(array, ops.Offset):
-            one = ops.Offset(one, array.value)
+            scalar = ops.Offset(scalar, array.value)
         elif isinstance(array, ops.Scale):
-            one = ops.Scale(one, array.factor, array.divide)
+            scalar = ops.Scale(scalar, array.factor, array.divide)
         else:
-            one = one.astype(array.dtype)
-        value = one.read().item(), array.dtype.name
+            scalar = scalar.astype(array.dtype)
+        value = scalar.read().item(), array.dtype.name
         return self._intern("constant", (), value, array.shape)
 
     def _concatenate(self, array: ops.Concatenate) -> Node:

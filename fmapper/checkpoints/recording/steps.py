@@ -109,9 +109,9 @@ class Steps:
             node = following
         return self._outputs[id(node)]
 
-    def _new_name(self, node: Node, default: str, own: Sequence[str] = ()) -> str:
+    def _new_name(self, node: Node, default: str, reusable: Sequence[str] = ()) -> str:
         name = self._wish(node)
-        if name is None or (name in self._taken and name not in own):
+        if name is None or (name in self._taken and name not in reusable):
             name = default
             while name in self._taken or name in self._finals:
                 name += "#"
@@ -166,8 +166,8 @@ class Steps:
         places = [self._own(parent) for parent in node.parents]
         names = [name for name, _ in places]
         depth = max(depth for _, depth in places) + 1
-        found = fold_numbers(names) if node.kind == "stack" else None
-        default = found[0].replace(f".{NUMBER}", "").replace(NUMBER, "") if found else names[0]
+        folded = fold_numbers(names) if node.kind == "stack" else None
+        default = folded[0].replace(f".{NUMBER}", "").replace(NUMBER, "") if folded else names[0]
         target = self._new_name(node, default, names)
         if node.kind == "concatenate":
             sizes = tuple(parent.shape[node.value] for parent in node.parents)
@@ -175,7 +175,7 @@ class Steps:
             self._add("concatenate", values, names, [target], depth)
         elif node.kind == "sum":
             self._add("sum", (), names, [target], depth)
-        elif found is None:  # without numbers to stack by
+        elif folded is None:  # without numbers to stack by
             shape = node.parents[0].shape
             row = (*shape[: node.value], 1, *shape[node.value :])
             for name in names:
@@ -186,7 +186,7 @@ class Steps:
             else:
                 target = names[0]
         else:
-            name, numbers = found
+            name, numbers = folded
             step = Step(depth, "stack", (node.value,), (name,), (target,), numbers)
             self.steps.append(step)
         self._places[id(node)] = target, depth
@@ -203,17 +203,17 @@ class Steps:
             and id(node) not in self._outputs
             for item, node in zip(items, parts.nodes, strict=True)
         ):
-            found = [item for item in items if item is not None]
-            wishes = [self._wish(item) for item in found]
+            present = [item for item in items if item is not None]
+            wishes = [self._wish(item) for item in present]
             names = [wish for wish in wishes if wish is not None and wish not in self._taken]
-            stack = fold_numbers(names) if len(names) == len(found) else None
+            stack = fold_numbers(names) if len(names) == len(present) else None
             if stack is not None:
                 self._taken.update(names)
                 target, numbers = stack
                 self.steps.append(
                     Step(depth, "unstack", (parts.axis,), (name,), (target,), numbers)
                 )
-                for item, new in zip(found, names, strict=True):
+                for item, new in zip(present, names, strict=True):
                     self._places[id(item)] = new, depth
                 for node in parts.nodes:  # nobody else asks for them
                     self._places[id(node)] = "", depth

@@ -216,11 +216,11 @@ def _place(base: Sequence[int], view: StorageView) -> _Place | None:
     Storage is divided by the strides of the view and, where possible, by those of what lies there.
     """
     total = math.prod(base)
-    own = [math.prod(base[axis + 1 :]) for axis, size in enumerate(base) if size > 1]
-    for more in (own, []):
-        found = _in_grid(total, view, more)
-        if found is not None:
-            return found
+    strides = [math.prod(base[axis + 1 :]) for axis, size in enumerate(base) if size > 1]
+    for more in (strides, []):
+        place = _in_grid(total, view, more)
+        if place is not None:
+            return place
     return None
 
 

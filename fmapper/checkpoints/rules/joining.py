@@ -50,7 +50,7 @@ class Split(Rule):
         for name, captures in matches(self.from_, arrays):
             with about(self, name):
                 parts = arrays[name].split(self.sizes or len(self.to), self.axis)
-            new = [pattern(one).format(captures) for one in self.to]
+            new = [pattern(target).format(captures) for target in self.to]
             yield Change([name], list(zip(new, parts, strict=True)))
 
     def inverse(self) -> Rule:
@@ -88,10 +88,10 @@ class Concatenate(Rule):
         """
         for captures, names in groups(self, self.from_, arrays):
             new = pattern(self.to).format(captures)
-            found = [arrays[name] for name in names]
+            pieces = [arrays[name] for name in names]
             with about(self, new):
-                joined = concatenate(found, self.axis)
-                sizes = [array.shape[self.axis] for array in found]
+                joined = concatenate(pieces, self.axis)
+                sizes = [array.shape[self.axis] for array in pieces]
                 if sizes != list(self.sizes or sizes[:1] * len(sizes)):
                     raise CheckpointError(f"the arrays have the sizes {sizes}: write sizes={sizes}")
             yield Change(names, [(new, joined)])
@@ -137,14 +137,14 @@ class Stack(Rule):
             CheckpointError: A number is missing, or is none.
         """
         old = pattern(self.from_)
-        found: dict[tuple[tuple[str, str], ...], dict[int, str]] = {}
+        stacks: dict[tuple[tuple[str, str], ...], dict[int, str]] = {}
         for name, captures in matches(self.from_, arrays):
             digits = captures.pop(self.over)
             if not _is_number(digits):
                 raise CheckpointError(f"{self}: in {name}, {digits!r} is not a number")
-            found.setdefault(tuple(captures.items()), {})[int(digits)] = name
+            stacks.setdefault(tuple(captures.items()), {})[int(digits)] = name
         first, last = old.capture(self.over).numbers or (0, None)
-        for key, numbered in found.items():
+        for key, numbered in stacks.items():
             stop = max(numbered) if last is None else last
             names = []
             for number in range(first, stop + 1):

@@ -79,7 +79,7 @@ class Reshape(OnEach):
 def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     if len(shape) != len(wanted):
         return False
-    return all(size in (own, -1) for own, size in zip(shape, wanted, strict=True))
+    return all(size in (extent, -1) for extent, size in zip(shape, wanted, strict=True))
 
 
 @dataclass(frozen=True, repr=False)

@@ -128,8 +128,8 @@ class Drop(Rule):
     def changes(self, arrays: Arrays) -> Iterator[Change]:
         """Yields the names that are dropped."""
         done = set()
-        for one in names_of(self.names):
-            for name, captures in matches(one, arrays):
+        for text in names_of(self.names):
+            for name, captures in matches(text, arrays):
                 other = pattern(self.tied_to).format(captures) if self.tied_to else name
                 if other not in arrays:
                     raise CheckpointError(
@@ -170,8 +170,8 @@ class Lack(Rule):
         Raises:
             CheckpointError: One of them is there.
         """
-        for one in names_of(self.names):
-            for name, _ in matches(one, arrays):
+        for text in names_of(self.names):
+            for name, _ in matches(text, arrays):
                 raise CheckpointError(f"{self}: there is {name}")
         yield Change([], [])
 
@@ -207,8 +207,8 @@ class AddConstant(Rule):
             raise CheckpointError(f"{self}: {list(self.shape)} is not a valid shape")
         if math.prod(self.shape) > _MOST_ELEMENTS:
             raise CheckpointError(f"{self}: an array of shape {list(self.shape)} is too large")
-        one = LazyArray.full((), self.value, numpy_dtype(self.dtype)).read()
-        if one.dtype.kind in "iub" and one != self.value:
+        scalar = LazyArray.full((), self.value, numpy_dtype(self.dtype)).read()
+        if scalar.dtype.kind in "iub" and scalar != self.value:
             raise CheckpointError(f"{self}: {self.value} does not fit {self.dtype}")
 
     def changes(self, arrays: Arrays) -> Iterator[Change]:

@@ -49,12 +49,12 @@ class Rule:
 
     def fields(self) -> dict[str, Any]:
         """Returns the fields that differ from the defaults, by their TOML names."""
-        found = {}
+        fields = {}
         for place in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, place.name)
             if value != place.default:
-                found[place.name.rstrip("_")] = list(value) if type(value) is tuple else value
-        return found
+                fields[place.name.rstrip("_")] = list(value) if type(value) is tuple else value
+        return fields
 
     def __str__(self) -> str:
         """Shows the rule as it is written in Python."""
@@ -99,9 +99,9 @@ def same_captures(rule: Rule, names: Iterable[str], over: str = "") -> None:
             raise CheckpointError(f"{rule}: {name!r} does not have the captures of the other side")
 
 
-def matches(one: str, arrays: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
+def matches(text: str, arrays: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields the names that match a pattern, and the captures of each."""
-    compiled = pattern(one)
+    compiled = pattern(text)
     if not compiled.captures:  # there is no need to look at the others
         name = compiled.format({})
         if name in arrays:
@@ -123,16 +123,16 @@ def groups(
         CheckpointError: One of them is not.
     """
     done = set()
-    for one in names:
-        for name, captures in matches(one, arrays):
+    for template in names:
+        for name, captures in matches(template, arrays):
             if tuple(sorted(captures.items())) in done:
                 continue
             done.add(tuple(sorted(captures.items())))
-            found = [pattern(other).format(captures) for other in names]
-            for other in found:
+            members = [pattern(other).format(captures) for other in names]
+            for other in members:
                 if other not in arrays:
                     raise CheckpointError(f"{rule}: there is {name}, but no {other}")
-            yield captures, found
+            yield captures, members
 
 
 @contextlib.contextmanager
@@ -162,7 +162,7 @@ class OnEach(Rule):
     def changes(self, arrays: Arrays) -> Iterator[Change]:
         """Yields each array whose name matches, changed."""
         for name in dict.fromkeys(
-            n for one in names_of(self.names) for n, _ in matches(one, arrays)
+            n for text in names_of(self.names) for n, _ in matches(text, arrays)
         ):
             with about(self, name):
                 yield Change([name], [(name, self.change(arrays[name], name))])

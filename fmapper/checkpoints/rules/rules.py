@@ -85,22 +85,23 @@ class Rules:
                 one that belongs with it, or makes a name that is there already. Names the rule and
                 the array.
         """
-        found = {
+        results = {
             name: array if isinstance(array, LazyArray) or is_value(array) else LazyArray.of(array)
             for name, array in arrays.items()
         }
-        given = found
+        given = results
         for number, rule in enumerate(self.rules, 1):
-            found = _one(rule, number, found, strict)
+            results = _one(rule, number, results, strict)
         if reversible:
-            back = self.inverse().apply(found, strict=strict)
+            back = self.inverse().apply(results, strict=strict)
             for name in given.keys() | back.keys():
-                own, new = given.get(name), back.get(name)
-                if own is None or new is None or _outline(own) != _outline(new):
+                before, new = given.get(name), back.get(name)
+                if before is None or new is None or _outline(before) != _outline(new):
                     raise CheckpointError(
-                        f"the inverse of these rules does not give {name} back: {own} became {new}"
+                        f"the inverse of these rules does not give {name} back: "
+                        f"{before} became {new}"
                     )
-        return found
+        return results
 
     def inverse(self) -> Rules:
         """Returns the rules that undo these.
@@ -214,7 +215,7 @@ def _one(rule: Rule, number: int, arrays: Mapping[str, Any], strict: bool) -> di
             f"rule {number}, {rule}: matches nothing. "
             + (f"There are {len(arrays)} arrays: {some}, ..." if arrays else "There are no arrays.")
         )
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, array in arrays.items():
         if name in at:
             pairs = at[name].arrays
@@ -223,12 +224,12 @@ def _one(rule: Rule, number: int, arrays: Mapping[str, Any], strict: bool) -> di
         else:
             pairs = ((name, array),)
         for new, value in pairs:
-            if new in found:
+            if new in results:
                 raise CheckpointError(f"rule {number}, {rule}: two arrays would be named {new}")
-            found[new] = value
+            results[new] = value
     for change in added:
         for new, value in change.arrays:
-            if new in found:
+            if new in results:
                 raise CheckpointError(f"rule {number}, {rule}: {new} exists already")
-            found[new] = value
-    return found
+            results[new] = value
+    return results

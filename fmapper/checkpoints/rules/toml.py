@@ -115,11 +115,11 @@ def read_toml(text: str) -> list[Rule]:
     if max(map(len, _PUNCTUATION.sub("", bare).splitlines()), default=0) > _MOST_PUNCTUATION:
         raise CheckpointError("the rules have a line with too many dots or brackets")
     try:
-        found = tomllib.loads(text)
+        document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a TOMLDecodeError, or too long a number
         raise CheckpointError(f"the rules are not TOML: {show(str(error))}") from None
-    tables = found.get("rules")
-    if set(found) - {"rules"} or type(tables) is not list:
+    tables = document.get("rules")
+    if set(document) - {"rules"} or type(tables) is not list:
         raise CheckpointError(
             'the rules must be tables under [[rules]], such as\n[[rules]]\ndo = "rename"\n'
             'from = "layers.{i}.weight"\nto = "blocks.{i}.kernel"'
@@ -180,15 +180,17 @@ def _describe_type(hint: Any) -> str:
         of = typing.get_args(hint)[0]
         return 'a name as "...", or a list of names' if of is str else "a list of numbers"
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        wanted = (_describe_type(one) for one in typing.get_args(hint) if one is not type(None))
+        wanted = (
+            _describe_type(member) for member in typing.get_args(hint) if member is not type(None)
+        )
         return max(wanted, key=len)  # the description of a list includes the single value
-    known = {
+    descriptions = {
         str: 'a text as "..."',
         bool: "true or false",
         int: "a whole number",
         float: "a number",
     }
-    return known[hint]
+    return descriptions[hint]
 
 
 def _show(value: Any) -> str:
@@ -203,7 +205,7 @@ def _is_of(value: Any, hint: Any) -> bool:
     if hint is float:
         return type(value) is float
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return any(_is_of(value, one) for one in typing.get_args(hint))
+        return any(_is_of(value, member) for member in typing.get_args(hint))
     if hint is type(None):
         return False
     if typing.get_origin(hint) in (Sequence, tuple):
