@@ -39,20 +39,20 @@ def names_in_bundle(tree: Any) -> dict[str, str]:
     outer: list[int | None] = []
     models: set[object] = set()
     for keys, text, shape in places:
-        found = None
+        split = None
         for at in range(2, len(keys)):
             leads = items_with.get((text[at:], shape), set()) - {keys[0]}
             if leads:
                 models |= leads
-                found = at
+                split = at
                 break
-        outer.append(found)
+        outer.append(split)
     if not models:
         return {}
     named = {}
-    for (keys, text, _), found in zip(places, outer, strict=True):
+    for (keys, text, _), split in zip(places, outer, strict=True):
         inner = 1 if keys[0] in models else _leading_indices(keys)  # of the model, or a count
-        end = inner if found is None else found
+        end = inner if split is None else split
         kept = [name for i, name in enumerate(text) if i >= end or not _is_index(keys[i])]
         if len(kept) < len(text):
             named[".".join(text)] = ".".join(kept)

@@ -86,7 +86,8 @@ def derive(model: Any, mesh: Any, *, names: Mapping[str, Any] | None = None) -> 
     parts = {word: parts_of(axes, sizes) for word, axes in meanings.items()}
     axes = derive_axes(program, parts)
     specs = {
-        name: tuple(meanings[word] if word else () for word in own) for name, own in axes.items()
+        name: tuple(meanings[word] if word else () for word in words)
+        for name, words in axes.items()
     }
     packed = {name for name, _, _ in packed_arrays(model)}
     sent = traffic(program, specs, sizes, packed, gathered=meanings["zero"])
@@ -95,13 +96,13 @@ def derive(model: Any, mesh: Any, *, names: Mapping[str, Any] | None = None) -> 
 
 def program_of(model: Any) -> Program | None:
     """Returns the program of a converted model; None for other models."""
-    found = (adapter.program_of(model) for adapter in adapters(Models))
-    return next(filter(None, found), None)
+    programs = (adapter.program_of(model) for adapter in adapters(Models))
+    return next(filter(None, programs), None)
 
 
 def packed_arrays(node: Any) -> list[tuple[str, Any, Packed]]:
     """Returns the arrays of a node in which several lie side by side: name, array, how."""
-    return [found for adapter in adapters(Nodes) for found in adapter.packings(node)]
+    return [packing for adapter in adapters(Nodes) for packing in adapter.packings(node)]
 
 
 def traffic(
@@ -136,7 +137,7 @@ def traffic(
         if not axes:
             continue
         if group.experts:
-            gathers += [name for name, own in divided.items() if own]
+            gathers += [name for name, places in divided.items() if places]
             continue
         parts = parts_of(axes, mesh)
         apart = _apart(dimensions, parts, packed)
@@ -183,7 +184,7 @@ def derive_axes(program: Program, parts: Mapping[str, int]) -> dict[str, Axes]:
     for group in groups if parts["expert"] > 1 else ():
         if group.experts and _divides(group, parts["expert"]):
             _mark(axes, group, "expert")
-    taken = {name for name, own in axes.items() if any(own)}
+    taken = {name for name, words in axes.items() if any(words)}
     ranked = sorted(groups, key=lambda group: _rank(group, dimensions, shapes))
     for group in ranked if parts["tensor"] > 1 else ():
         if group.experts or not _divides(group, parts["tensor"]):
@@ -194,14 +195,14 @@ def derive_axes(program: Program, parts: Mapping[str, int]) -> dict[str, Axes]:
             _mark(axes, group, "tensor")
             taken |= set(group.parameters)
     if parts["zero"] > 1:
-        for name, own in axes.items():
-            _mark_rest(own, shapes[name], parts)
-    return {name: tuple(own) for name, own in axes.items()}
+        for name, words in axes.items():
+            _mark_rest(words, shapes[name], parts)
+    return {name: tuple(words) for name, words in axes.items()}
 
 
 def _rule(op: str) -> DimensionRule | None:
-    found = (adapter.dimension_rule(op) for adapter in adapters(Meshes))
-    return next(filter(None, found), None)
+    rules = (adapter.dimension_rule(op) for adapter in adapters(Meshes))
+    return next(filter(None, rules), None)
 
 
 def _divides(group: Group, parts: int) -> bool:
@@ -243,13 +244,13 @@ def _mark(axes: dict[str, list[str | None]], group: Group, word: str) -> None:
 
 
 def _mark_rest(
-    own: list[str | None], shape: tuple[int | str, ...], parts: Mapping[str, int]
+    words: list[str | None], shape: tuple[int | str, ...], parts: Mapping[str, int]
 ) -> None:
     """Divides the largest remaining dimension along `zero`."""
     sizes = [
         (size, -at)
-        for at, (word, size) in enumerate(zip(own, shape, strict=True))
+        for at, (word, size) in enumerate(zip(words, shape, strict=True))
         if word is None and isinstance(size, int) and size % parts["zero"] == 0
     ]
     if sizes:
-        own[-max(sizes)[1]] = "zero"
+        words[-max(sizes)[1]] = "zero"

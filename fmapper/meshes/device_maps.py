@@ -155,7 +155,7 @@ def device_map(
     while True:
         filling = _Filling({**budget, first: budget[first] - room}, whole)
         plan = filling.fill(root, room)
-        away = (one.size() for one in root.layers(whole) if filling.is_away(one, first))
+        away = (part.size() for part in root.layers(whole) if filling.is_away(part, first))
         largest = max(away, default=0)
         needed = largest * (1 + ahead)
         if first == "disk" or needed <= room:
@@ -190,13 +190,13 @@ class _Part:
         if self.stays_whole(whole) or not any(c.children for c in self.children.values()):
             yield self
             return
-        own = _Part(self.path)
+        direct = _Part(self.path)
         for child in self.children.values():
             if child.children:
                 yield from child.layers(whole)
             else:
-                own.arrays.update(child.arrays)
-        yield own
+                direct.arrays.update(child.arrays)
+        yield direct
 
 
 class _Filling:
@@ -218,8 +218,8 @@ class _Filling:
 
     def is_away(self, part: _Part, first: Any) -> bool:
         """Returns whether arrays of a part have to be moved to the first device."""
-        known = (self.on.get(array, {}) for array in part.arrays)
-        return any(first not in on and any(one in OFFLOADED for one in on) for on in known)
+        places = (self.on.get(array, {}) for array in part.arrays)
+        return any(first not in on and any(place in OFFLOADED for place in on) for on in places)
 
     def _place(self, part: _Part) -> list[PlacedPart]:
         """Places a part, or its children."""
@@ -266,19 +266,19 @@ def _parts(model: Any, dtype: str | None) -> _Part:
         rows = Inventory(model).rows
         classes = {tuple(map(str, row.path)): row.cls for row in rows}
         at = {tuple(row.path): row for row in rows}
-        found = named_arrays(model)
+        named = named_arrays(model)
         seen: dict[int, tuple[str, str, int, str]] = {}
         arrays = []
-        for name, (link, array) in found.items():
+        for name, (link, array) in named.items():
             row = at.get(tuple(KeyPath.from_link(link)))
             if id(array) not in seen:
                 size = 0 if row is None else row.nbytes
                 seen[id(array)] = (name, name, size, (row and row.dtype) or "")
             arrays.append((name, *seen[id(array)][1:]))
     root = _Part("", classes.get((), ""))
-    for name, first, size, own in arrays:
-        is_cast = dtype is not None and own.startswith(_FLOATS) and bool(itemsize(own))
-        nbytes = size // itemsize(own) * itemsize(dtype or own) if is_cast else size
+    for name, first, size, stored in arrays:
+        is_cast = dtype is not None and stored.startswith(_FLOATS) and bool(itemsize(stored))
+        nbytes = size // itemsize(stored) * itemsize(dtype or stored) if is_cast else size
         part, keys = root, name.split(".")
         root.arrays[first] = nbytes
         for n in range(1, len(keys) + 1):
@@ -292,15 +292,15 @@ def _parts(model: Any, dtype: str | None) -> _Part:
 def _of_program(program: Program) -> list[tuple[str, str, int, str]]:
     """Returns name, first name, bytes and dtype of the arrays of a program, by first use."""
     held = {
-        ref: one
-        for ref, one in zip(program.graph.inputs, program.inputs, strict=True)
-        if one.kind in ("parameter", "buffer", "constant")
+        ref: given
+        for ref, given in zip(program.graph.inputs, program.inputs, strict=True)
+        if given.kind in ("parameter", "buffer", "constant")
     }
     used = [ref for call in program.graph.walk() for ref in call.refs() if ref in held]
-    found = [held[ref] for ref in dict.fromkeys((*used, *held))]
-    sizes = [math.prod(map(int, one.shape)) * itemsize(one.dtype) for one in found]
-    names = [str(one.target) for one in found]
-    return [(n, n, size, one.dtype) for n, size, one in zip(names, sizes, found, strict=True)]
+    inputs = [held[ref] for ref in dict.fromkeys((*used, *held))]
+    sizes = [math.prod(map(int, given.shape)) * itemsize(given.dtype) for given in inputs]
+    names = [str(given.target) for given in inputs]
+    return [(n, n, size, given.dtype) for n, size, given in zip(names, sizes, inputs, strict=True)]
 
 
 def _amount(device: Any, amount: int | str | None) -> float:

@@ -99,20 +99,20 @@ class Dimensions:
         The list has an entry for each output of the program, of one dict for each dimension:
         name of a parameter -> which dimension of it.
         """
-        found: dict[int, dict[str, int]] = {}
+        equal: dict[int, dict[str, int]] = {}
         for name, dims in self._parameters.items():
             for at, dim in enumerate(dims):
-                found.setdefault(self.same(dim), {}).setdefault(name, at)
-        return [[found.get(self.same(dim), {}) for dim in dims] for dims in self._outputs]
+                equal.setdefault(self.same(dim), {}).setdefault(name, at)
+        return [[equal.get(self.same(dim), {}) for dim in dims] for dims in self._outputs]
 
     def groups(self) -> list[Group]:
         """Returns the groups of equal dimensions among those of parameters."""
-        found: dict[int, Group] = {}
+        groups: dict[int, Group] = {}
         for name, dims in self._parameters.items():
             for at, dim in enumerate(dims):
-                found.setdefault(self.same(dim), Group()).parameters.setdefault(name, at)
+                groups.setdefault(self.same(dim), Group()).parameters.setdefault(name, at)
         for dim, size in enumerate(self._sizes):
-            group = found.get(self.same(dim))
+            group = groups.get(self.same(dim))
             if group is not None:
                 group.sizes.add(size)
         for pairs, attribute in (
@@ -122,13 +122,13 @@ class Dimensions:
             (self._whole, "whole"),
         ):
             for dim, call in pairs:
-                group = found.get(self.same(dim))
+                group = groups.get(self.same(dim))
                 if group is not None and call not in getattr(group, attribute):
                     getattr(group, attribute).append(call)
         for dim in self._experts:
-            if self.same(dim) in found:
-                found[self.same(dim)].experts = True
-        return list(found.values())
+            if self.same(dim) in groups:
+                groups[self.same(dim)].experts = True
+        return list(groups.values())
 
     def packings(self) -> list[Packing]:
         """Returns the parameters in which several arrays lie side by side until calls cut them."""
@@ -288,8 +288,8 @@ class Dimensions:
     def _dims(self, value: Any) -> Any:
         """Returns the dimensions of an operand; a list of those of several, None for a number."""
         if isinstance(value, Ref):
-            found = self._values.get(value.name, [])
-            return found[0] if len(found) == 1 else None
+            results = self._values.get(value.name, [])
+            return results[0] if len(results) == 1 else None
         if isinstance(value, tuple):
             parts = [self._dims(part) for part in value]
             return parts if any(part is not None for part in parts) else None

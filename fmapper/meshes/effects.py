@@ -20,20 +20,20 @@ def argument(call: Call, name: str, at: int | None = None, default: Any = None) 
     return call.kwargs.get(name, default)
 
 
-def pointwise(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def pointwise(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Aligns operands with results, as broadcasting does."""
     for operand in operands:
         for result in results:
             if operand is not None:
-                own.align(operand, result)
+                dimensions.align(operand, result)
 
 
-def regroups(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def regroups(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Splits and merges dimensions, as a reshape does."""
-    own.regroup(operands[0], results[0], call)
+    dimensions.regroup(operands[0], results[0], call)
 
 
-def fresh(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def fresh(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Makes new dimensions: only the dtype of the operand counts."""
 
 
@@ -45,16 +45,16 @@ def reduces(name: str, at: int | None = None) -> DimensionRule:
         at: Its position, if it has one: all are reduced where it is missing or empty.
     """
 
-    def rule(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    def rule(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
         x = operands[0]
         asked = argument(call, name, at, ())
         if at is not None and (asked in (None, ()) or call.op.endswith(".default")):
             asked = range(len(x))
         gone = _places(asked, len(x))
         for dim in gone:
-            own.sum(x[dim], call)
+            dimensions.sum(x[dim], call)
         kept = len(results[0]) == len(x)
-        own.align([d for i, d in enumerate(x) if kept or i not in gone], results[0])
+        dimensions.align([d for i, d in enumerate(x) if kept or i not in gone], results[0])
 
     return rule
 
@@ -68,9 +68,11 @@ def along(name: str, at: int | None = None, default: int = -1) -> DimensionRule:
         default: The dimension where it is missing.
     """
 
-    def rule(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    def rule(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
         rank = len(results[0])
-        keep_but(own, call, operands, results, _places(argument(call, name, at, default), rank))
+        keep_but(
+            dimensions, call, operands, results, _places(argument(call, name, at, default), rank)
+        )
 
     return rule
 
@@ -82,25 +84,29 @@ def permutes(order: Callable[[Call, int], Sequence[int]]) -> DimensionRule:
         order: Gives, for a call and the number of dimensions, which of them comes at each place.
     """
 
-    def rule(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    def rule(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
         x, y = operands[0], results[0]
         for at, new in zip(order(call, len(x)), y, strict=True):
-            own.join(x[at], new)
+            dimensions.join(x[at], new)
 
     return rule
 
 
 def keep_but(
-    own: Dimensions, call: Call, operands: list[Any], results: list[Dims], whole: Collection[int]
+    dimensions: Dimensions,
+    call: Call,
+    operands: list[Any],
+    results: list[Dims],
+    whole: Collection[int],
 ) -> None:
     """Joins the dimensions of operands with those of results, except those needed whole."""
     for x in _arrays(operands):
         for y in results:
             for at, (old, new) in enumerate(zip(x, y, strict=True)) if len(x) == len(y) else ():
                 if at in whole:
-                    own.need([old, new], call)
+                    dimensions.need([old, new], call)
                 else:
-                    own.join(old, new)
+                    dimensions.join(old, new)
 
 
 def _arrays(operands: list[Any]) -> Iterator[Dims]:

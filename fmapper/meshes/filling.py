@@ -50,15 +50,17 @@ class Placer:
 
     def __call__(self, old: Any, new: Any) -> Any:
         """Returns the new array."""
-        own, spec = _arrays(old), self._specs[id(old)]
-        if self._gathers and isinstance(own, Meshes) and own.is_gathered(old):
+        target, spec = _arrays(old), self._specs[id(old)]
+        if self._gathers and isinstance(target, Meshes) and target.is_gathered(old):
             source = _arrays(new)
             dtype = source.dtype(new)
-            hollow = own.like(own.abstract(source.shape(new), own.storable(dtype) or dtype), old)
+            hollow = target.like(
+                target.abstract(source.shape(new), target.storable(dtype) or dtype), old
+            )
             self._later[id(hollow)] = hollow, new
             return hollow
         if spec is None or self._mesh is None:
-            return own.like(Mover("load", own.name)(new), old)
+            return target.like(Mover("load", target.name)(new), old)
         copy = self._sharding.copy
         return self._adapter.like(bring(new, self._mesh, spec, self._adapter, copy=copy), old)
 
@@ -82,15 +84,15 @@ class Placer:
 
     def _read(self, old: Any, new: Any) -> Any:
         adapter, source = self._adapter, _arrays(new)
-        found = adapter.layout(old)
-        if found is None or source is not adapter:
+        layout = adapter.layout(old)
+        if layout is None or source is not adapter:
             return place_as(old, new)
         shape, dtype = source.shape(new), source.dtype(new)
-        made = adapter.assemble(shape, dtype, *found, lambda box: source.read_box(new, box))
+        made = adapter.assemble(shape, dtype, *layout, lambda box: source.read_box(new, box))
         return source.like(made, old)
 
 
 def _arrays(array: Any) -> Arrays:
-    found = adapter_of(array)
-    assert found is not None
-    return found
+    adapter = adapter_of(array)
+    assert adapter is not None
+    return adapter

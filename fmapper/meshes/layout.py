@@ -64,9 +64,9 @@ def read_names(names: Mapping[str, Any] | None, mesh: Mapping[str, int]) -> dict
     Raises:
         PlacementError: A word means an axis that the mesh does not have.
     """
-    found: dict[str, tuple[str, ...]] = {axis: (axis,) for axis in mesh}
+    meanings: dict[str, tuple[str, ...]] = {axis: (axis,) for axis in mesh}
     for word, axes in LOGICAL.items():
-        found.setdefault(word, tuple(itertools.islice((a for a in axes if a in mesh), 1)))
+        meanings.setdefault(word, tuple(itertools.islice((a for a in axes if a in mesh), 1)))
     for word, meant in (names or {}).items():
         axes = _entry(meant)
         for axis in axes:
@@ -75,8 +75,8 @@ def read_names(names: Mapping[str, Any] | None, mesh: Mapping[str, int]) -> dict
                     f"names[{word!r}] is {meant!r}, but the mesh has no axis {axis!r}; "
                     f"its axes are {', '.join(mesh)}."
                 )
-        found[word] = axes
-    return found
+        meanings[word] = axes
+    return meanings
 
 
 def read_spec(
@@ -112,9 +112,9 @@ def read_spec(
     for axis in used:
         if used.count(axis) > 1:
             raise PlacementError(f"{axes!r} has the axis {axis!r} of the mesh more than once")
-    for own, size in zip(spec, shape, strict=True):
-        if isinstance(own, PackedAxes):
-            _check_packed(own, size, parts_of(own, mesh))
+    for place_axes, size in zip(spec, shape, strict=True):
+        if isinstance(place_axes, PackedAxes):
+            _check_packed(place_axes, size, parts_of(place_axes, mesh))
     return spec
 
 
@@ -128,7 +128,7 @@ def _check_packed(axes: PackedAxes, size: int, parts: int) -> None:
 
 
 def _axes(entry: Any, mesh: Mapping[str, int], names: Mapping[str, Any]) -> tuple[str, ...]:
-    found: list[str] = []
+    axes: list[str] = []
     likely = next((axis for axis in LOGICAL["tensor"] if axis in mesh), next(iter(mesh), "model"))
     for word in _entry(entry):
         if word not in names:
@@ -136,8 +136,8 @@ def _axes(entry: Any, mesh: Mapping[str, int], names: Mapping[str, Any]) -> tupl
                 f"{word!r} is neither an axis of the mesh ({', '.join(mesh)}) nor a name that "
                 f"names= translates, as in names={{{word!r}: {likely!r}}}"
             )
-        found += names[word]
-    return PackedAxes(found, entry.sizes) if isinstance(entry, PackedAxes) else tuple(found)
+        axes += names[word]
+    return PackedAxes(axes, entry.sizes) if isinstance(entry, PackedAxes) else tuple(axes)
 
 
 def _entry(entry: Any) -> tuple[str, ...]:
@@ -182,8 +182,8 @@ def boxes_at(
     for axes, size in zip(spec, shape, strict=True):
         sizes = axes.sizes if isinstance(axes, PackedAxes) else (size,)
         ends = itertools.accumulate(sizes)
-        own = zip(ends, sizes, strict=True)
-        ranges.append([_range(end - size, end, axes, mesh, place) for end, size in own])
+        pairs = zip(ends, sizes, strict=True)
+        ranges.append([_range(end - size, end, axes, mesh, place) for end, size in pairs])
     return tuple(itertools.product(*ranges))
 
 

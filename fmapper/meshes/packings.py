@@ -93,19 +93,19 @@ def find_packings(
     """
     dims, owners, calls = defaultdict(list), defaultdict(list), defaultdict(list)
     wanted = {order(dim) for dim in cuts} - {order(dim) for dim in fixed}
-    wanted -= {order(cut.part) for own in cuts.values() for cut in own}
+    wanted -= {order(cut.part) for group in cuts.values() for cut in group}
     for dim in range(len(sizes)):
         dims[order(dim)].append(dim)
-    for name, own in parameters.items():
-        for at, dim in enumerate(own):
+    for name, array_dims in parameters.items():
+        for at, dim in enumerate(array_dims):
             owners[order(dim)].append((name, at, sizes[dim]))
     for step in steps:
         for root in {order(dim) for dim in (*step.operands, *step.results)} & wanted:
             calls[root].append(step)
-    found = []
+    packings = []
     for root in sorted(wanted):
         own_cuts = {dim: cuts[dim] for dim in dims[root] if dim in cuts}
-        shares = {tuple(_shares(own, sizes, dim)) for dim, own in own_cuts.items()}
+        shares = {tuple(_shares(group, sizes, dim)) for dim, group in own_cuts.items()}
         names = [name for name, _, _ in owners[root]]
         if not names or len(set(names)) < len(names) or len(shares) > 1:
             continue
@@ -121,8 +121,8 @@ def find_packings(
         limit = math.gcd(*(unit.numerator for unit in units))
         packed = {name: Packed(at, tuple(int(part * size) for part in share), limit)
                   for name, at, size in owners[root] if isinstance(size, int)}  # fmt: skip
-        found.append(Packing(packed, cutting))
-    return found
+        packings.append(Packing(packed, cutting))
+    return packings
 
 
 def _shares(cuts: Sequence[Cut], sizes: Sequence[int | str], dim: int) -> Iterable[Fraction]:
@@ -135,18 +135,20 @@ def _cuts_by_call(
     cuts: Mapping[int, Sequence[Cut]], sizes: Sequence[int | str]
 ) -> dict[str, Cutting] | None:
     """Returns what each call cuts; None for calls in inner graphs."""
-    found: dict[str, Cutting] = {}
-    for own in cuts.values():
-        parts = sorted({(cut.start, int(sizes[cut.part])) for cut in own})
-        for cut in own:
+    cuttings: dict[str, Cutting] = {}
+    for group in cuts.values():
+        parts = sorted({(cut.start, int(sizes[cut.part])) for cut in group})
+        for cut in group:
             if cut.at is None:
                 return None
-            known = found.get(cut.call.name)
+            earlier = cuttings.get(cut.call.name)
             chosen = (parts.index((cut.start, int(sizes[cut.part]))),)
-            found[cut.call.name] = Cutting(
-                cut.at, tuple(size for _, size in parts), (known.chosen if known else ()) + chosen
+            cuttings[cut.call.name] = Cutting(
+                cut.at,
+                tuple(size for _, size in parts),
+                (earlier.chosen if earlier else ()) + chosen,
             )
-    return found
+    return cuttings
 
 
 def _keeps(

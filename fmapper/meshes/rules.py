@@ -92,20 +92,20 @@ class Found:
         """Returns how arrays are packed, also those that an optimizer has for packed ones."""
         from fmapper.meshes.derivation import packed_arrays
 
-        named, found = {}, {}
+        named, packings = {}, {}
         for node in self.nodes:
             for name, array, packed in packed_arrays(node):
-                found[id(array)] = packed
+                packings[id(array)] = packed
                 named[name] = _shape(array), packed
         for array in self.arrays if named else ():
             match = _suffix(self.names[id(array)], named)
             if match is not None and named[match][0] == _shape(array):
-                found.setdefault(id(array), named[match][1])
-        leads = ((follower, lead) for follower, lead in self._leads if id(lead) in found)
+                packings.setdefault(id(array), named[match][1])
+        leads = ((follower, lead) for follower, lead in self._leads if id(lead) in packings)
         for follower, lead in leads:
             if _shape(follower) == _shape(lead):
-                found[id(follower)] = found[id(lead)]
-        return found
+                packings[id(follower)] = packings[id(lead)]
+        return packings
 
     def _walk(self, tree: Any, state: Any = None, down: Any = None) -> None:
         for link, value, kind, inner in walk(tree, once=False, state=state, down=down):
@@ -132,9 +132,9 @@ class Found:
     def _names(self, link: Link) -> Iterator[str]:
         """Yields the name of an array at a place, and with the others that it has in its source."""
         yield (name := self._name(link))
-        for own, others in self._aliases.items():
-            if name == own or name.endswith(f".{own}"):
-                yield from (f"{name.removesuffix(own)}{other}" for other in others)
+        for first, others in self._aliases.items():
+            if name == first or name.endswith(f".{first}"):
+                yield from (f"{name.removesuffix(first)}{other}" for other in others)
 
     def _name(self, link: Link) -> str:
         name = name_of(link)
@@ -181,13 +181,13 @@ class Found:
             first = min(taken, key=order.__getitem__, default=None)
             won.add(first)
             said = (None, _NO_RULE) if first is None else (rules[first], _name(first))
-            known = self.rules.setdefault(id(array), said)
-            if known[1] in _WEAK and said[1] != _NO_RULE:
+            earlier = self.rules.setdefault(id(array), said)
+            if earlier[1] in _WEAK and said[1] != _NO_RULE:
                 self.rules[id(array)] = said
-            elif said[1] not in _WEAK and _plain(known[0]) != _plain(said[0]):
+            elif said[1] not in _WEAK and _plain(earlier[0]) != _plain(said[0]):
                 raise PlacementError(
                     f"{self.where(array)} and {self._place(name, link)} are the same array, but "
-                    f"the rule {known[1]} says {known[0]!r} and the rule {said[1]} says "
+                    f"the rule {earlier[1]} says {earlier[0]!r} and the rule {said[1]} says "
                     f"{said[0]!r}. Make both rules agree, or untie the arrays."
                 )
 
@@ -215,8 +215,8 @@ class Found:
 
     def _place(self, name: str, link: Link) -> str:
         """Returns where an array is, or by which other name it is there, for errors."""
-        own = self._name(link)
-        return format_keys(KeyPath.from_link(link)) if name == own else repr(name)
+        shown = self._name(link)
+        return format_keys(KeyPath.from_link(link)) if name == shown else repr(name)
 
     def _hint(self, rule: Any) -> str:
         """Returns what a rule that matches nothing may have meant."""
@@ -226,12 +226,12 @@ class Found:
                 "classes, only names."
             )
         keys = rule.strip("*.").split(".")
-        known: dict[str, None] = {}
+        candidates: dict[str, None] = {}
         for name in self.names.values():
             parts = name.split(".")
             starts = range(len(parts) - len(keys) + 1)
-            known |= dict.fromkeys(".".join(parts[at : at + len(keys)]) for at in starts)
-        return did_you_mean(".".join(keys), known)
+            candidates |= dict.fromkeys(".".join(parts[at : at + len(keys)]) for at in starts)
+        return did_you_mean(".".join(keys), candidates)
 
     # --- what a model says itself ---------------------------------------------------------------
 
@@ -261,7 +261,7 @@ def _derive(node: Any, parts: Mapping[str, int]) -> Said:
         return []
     arrays = arrays_of(node)
     axes = derive_axes(program, parts)
-    return [(name, arrays[name], own) for name, own in axes.items() if name in arrays]
+    return [(name, arrays[name], words) for name, words in axes.items() if name in arrays]
 
 
 _NOTHING_SAID = {
@@ -285,13 +285,13 @@ def axes_of(node: Any) -> Said:
 
 def arrays_of(model: Any) -> Mapping[str, Any]:
     """Returns the arrays of a converted model by their names in its program."""
-    found = (adapter.weights(model) for adapter in adapters(Models))
-    weights = next(filter(None, found), None)
+    several = (adapter.weights(model) for adapter in adapters(Models))
+    weights = next(filter(None, several), None)
     if weights is not None:
         return weights[0]
     if hasattr(model, "arrays_by_name"):
-        found_by_name: Mapping[str, Any] = model.arrays_by_name()
-        return found_by_name
+        arrays: Mapping[str, Any] = model.arrays_by_name()
+        return arrays
     from fmapper.states.state import state
 
     return state(model)
@@ -307,8 +307,8 @@ def _suffix(name: str, named: Container[str]) -> str | None:
 def _layout(array: Any) -> Rule:
     """Returns the current axes of an array; None for one without a mesh."""
     adapter: Any = adapter_of(array)
-    found = adapter.layout(array) if isinstance(adapter, Meshes) else None
-    return None if found is None else found[1]
+    layout = adapter.layout(array) if isinstance(adapter, Meshes) else None
+    return None if layout is None else layout[1]
 
 
 def key_pattern(text: str) -> Pattern:

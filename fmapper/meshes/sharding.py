@@ -89,7 +89,7 @@ class Sharding(Router):
         self._adapter = adapter_of_mesh(mesh)
         self.axes: dict[str, int] = mesh_sizes(mesh)
         self._units = read_units(fsdp, self.axes)
-        gathered = {axis for own in (self._units or {}).values() for axis in own}
+        gathered = {axis for axes in (self._units or {}).values() for axis in axes}
         self._own = {axis: size for axis, size in self.axes.items() if axis not in gathered}
         self._on = mesh  # the axes that rules divide by; None for no axes
         if gathered and self._adapter is not None:
@@ -127,18 +127,21 @@ class Sharding(Router):
         adapter = self._needs_mesh()
         leaves = Leaves(tree, is_leaf, cache or ())
         self._check(leaves, adapter)
-        specs, found = self._specs(tree)
+        specs, resolved = self._specs(tree)
         if self.report is not None:
-            self.report(self._plan(specs, found))
-        arrays = [array for array in found.arrays if specs[id(array)] is not None]
-        new = self._divide(arrays, [specs[id(a)] or () for a in arrays], adapter, found.where)
-        memo = {**leaves.by_id, **{id(old): one for old, one in zip(arrays, new, strict=True)}}
+            self.report(self._plan(specs, resolved))
+        arrays = [array for array in resolved.arrays if specs[id(array)] is not None]
+        new = self._divide(arrays, [specs[id(a)] or () for a in arrays], adapter, resolved.where)
+        memo = {
+            **leaves.by_id,
+            **{id(old): placed for old, placed in zip(arrays, new, strict=True)},
+        }
         return memo, lambda leaf: leaf
 
     def plan(self, tree: Any) -> ShardPlan:
         """Plans how the arrays of a tree would be divided; see `fmapper.plan`."""
-        specs, found = self._specs(tree, refuse=False)
-        return self._plan(specs, found)
+        specs, resolved = self._specs(tree, refuse=False)
+        return self._plan(specs, resolved)
 
     def specs(self, tree: Any) -> dict[str, Spec]:
         """Returns the axes of the mesh that divide each array of a tree, by name.
@@ -146,8 +149,8 @@ class Sharding(Router):
         Raises:
             PlacementError: The rules cannot be followed.
         """
-        specs, found = self._specs(tree)
-        named = {found.names[id(a)]: specs[id(a)] for a in found.arrays}
+        specs, resolved = self._specs(tree)
+        named = {resolved.names[id(a)]: specs[id(a)] for a in resolved.arrays}
         return {name: spec for name, spec in named.items() if spec is not None}
 
     def placer(self, tree: Any) -> Placer:
@@ -179,11 +182,11 @@ class Sharding(Router):
     def _specs(self, tree: Any, *, refuse: bool = True) -> tuple[dict[int, Any], _rules.Found]:
         """Returns the spec of each array, None for one that stays, and what the rules found."""
         parts = {word: parts_of(axes, self._own) for word, axes in self._meanings.items()}
-        found = _rules.Found(self.rules, tree, parts)
+        resolved = _rules.Found(self.rules, tree, parts)
         specs: dict[int, Any] = {}
         problems = []
-        for array in found.arrays:
-            rule, name = found.rules.get(id(array), (None, ""))
+        for array in resolved.arrays:
+            rule, name = resolved.rules.get(id(array), (None, ""))
             if isinstance(rule, Keep):
                 specs[id(array)] = None
                 continue
@@ -191,19 +194,19 @@ class Sharding(Router):
             try:
                 spec = read_spec(_axes(rule), shape, self._own, self._meanings)
                 even = self._even(spec, shape)
-                packed = found.packed.get(id(array))
+                packed = resolved.packed.get(id(array))
                 specs[id(array)] = even if packed is None else packed.divide(even, self._own)
             except (PlacementError, TypeError) as error:
                 said = f", by the rule {name}" if name else ""
                 taken = [axis for axis in self.axes if axis not in self._own]
                 if any(repr(axis) in str(error) for axis in taken):
                     error = PlacementError(f"{error}; {', '.join(taken)} is for fsdp= alone")
-                problems.append(f"{found.where(array)}{said}: {error}")
+                problems.append(f"{resolved.where(array)}{said}: {error}")
                 specs[id(array)] = problems[-1]
         if problems and refuse:
             more = f"\n... and {len(problems) - _SHOWN} more" * (len(problems) > _SHOWN)
             raise PlacementError("\n".join(problems[:_SHOWN]) + f"{more}\n{UNTOUCHED}")
-        return specs, found
+        return specs, resolved
 
     def _even(self, spec: Spec, shape: Sequence[int]) -> Spec:
         """Returns a spec without uneven divisions.
@@ -222,34 +225,39 @@ class Sharding(Router):
             spec = (*spec[:at], (), *spec[at + 1 :])
         return spec
 
-    def _plan(self, specs: Mapping[int, Any], found: _rules.Found) -> ShardPlan:
+    def _plan(self, specs: Mapping[int, Any], resolved: _rules.Found) -> ShardPlan:
         lines = []
-        for array in found.arrays:
-            spec, rule = specs[id(array)], found.rules.get(id(array), (None, ""))[1]
+        for array in resolved.arrays:
+            spec, rule = specs[id(array)], resolved.rules.get(id(array), (None, ""))[1]
             problem = spec if isinstance(spec, str) else ""
             adapter = _arrays(array)
-            path = KeyPath.from_link(found.links[id(array)])
-            own = () if problem else spec
-            if self._units and own and isinstance(adapter, Meshes) and adapter.is_gathered(array):
+            path = KeyPath.from_link(resolved.links[id(array)])
+            entries = () if problem else spec
+            if (
+                self._units
+                and entries
+                and isinstance(adapter, Meshes)
+                and adapter.is_gathered(array)
+            ):
                 first = next(iter(self._units.values()))
-                own = ((*own[0], first[-1]), *own[1:])  # after what rules divide
+                entries = ((*entries[0], first[-1]), *entries[1:])  # after what rules divide
             dtype = adapter.dtype(array)
-            lines.append(plan_array(path, _shape(array), dtype, own, rule, self.axes, problem))
-        sent = self._traffic(specs, found)
+            lines.append(plan_array(path, _shape(array), dtype, entries, rule, self.axes, problem))
+        sent = self._traffic(specs, resolved)
         return ShardPlan(self.axes, tuple(lines), sent.sums, sent.gathers, sent.moves)
 
-    def _traffic(self, specs: Mapping[int, Any], found: _rules.Found) -> Traffic:
+    def _traffic(self, specs: Mapping[int, Any], resolved: _rules.Found) -> Traffic:
         """Predicts what the models of a tree send in a forward pass, each once."""
         from fmapper.meshes.derivation import Traffic, packed_arrays, program_of, traffic
 
         sent = Traffic()
         seen: set[int] = set()
-        for node in found.nodes:
+        for node in resolved.nodes:
             program = program_of(node)
             if program is not None:
                 named = _rules.arrays_of(node)
-                own = {name: specs.get(id(array)) for name, array in named.items()}
-                lie = {name: spec for name, spec in own.items() if isinstance(spec, tuple)}
+                divided = {name: specs.get(id(array)) for name, array in named.items()}
+                lie = {name: spec for name, spec in divided.items() if isinstance(spec, tuple)}
                 packed = {name for name, _, _ in packed_arrays(node)}
                 batch = self._meanings["zero"]
                 new = traffic(program, lie, self.axes, packed, gathered=batch)
@@ -284,7 +292,7 @@ class Sharding(Router):
         where: Callable[[Any], str],
     ) -> list[Any]:
         assert isinstance(adapter, Arrays)
-        own = [at for at, array in enumerate(arrays) if _arrays(array) is adapter]
+        indices = [at for at, array in enumerate(arrays) if _arrays(array) is adapter]
         results: list[Any] = list(arrays)
         if self._on is None:
             here = Mover("shard", adapter.name)
@@ -304,11 +312,11 @@ class Sharding(Router):
                 except (FmapperError, TypeError) as error:
                     said = str(error).removesuffix(f" {UNTOUCHED}").removeprefix("model: ")
                     raise PlacementError(f"{where(array)}: {said} {UNTOUCHED}") from error
-        mine = [arrays[at] for at in own]
-        wanted = [specs[at] for at in own]
+        mine = [arrays[at] for at in indices]
+        wanted = [specs[at] for at in indices]
         new = adapter.shard(mine, self._on, wanted, lambda at: where(mine[at]))
-        for at, one in zip(own, new, strict=True):
-            results[at] = adapter.like(one, arrays[at])
+        for at, placed in zip(indices, new, strict=True):
+            results[at] = adapter.like(placed, arrays[at])
         return results
 
 
@@ -405,9 +413,9 @@ def _axes(rule: Any) -> tuple[Any, ...]:
 
 
 def _arrays(array: Any) -> Arrays:
-    found = adapter_of(array)
-    assert found is not None
-    return found
+    adapter = adapter_of(array)
+    assert adapter is not None
+    return adapter
 
 
 def _shape(array: Any) -> tuple[int, ...]:

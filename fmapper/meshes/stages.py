@@ -100,8 +100,8 @@ class _Cutter:
 
     def arrays_of(self, call: Call) -> list[str]:
         """Returns the names of the parameters and buffers that a call takes."""
-        found = (self.inputs.get(name) for name in call.refs())
-        return list(dict.fromkeys(str(i.target) for i in found if i and i.kind in _ARRAYS))
+        inputs = (self.inputs.get(name) for name in call.refs())
+        return list(dict.fromkeys(str(i.target) for i in inputs if i and i.kind in _ARRAYS))
 
     def cuts(self, ends: Callable[[Sequence[str], Sequence[str]], bool]) -> Iterator[int]:
         """Yields the calls before which a stage begins."""
@@ -130,11 +130,11 @@ class _Cutter:
                 changes[at + 1] += 1
                 changes[min(self.last[call.name], len(self.calls) - 1) + 1] -= 1
         open_ones = 0
-        found: list[bool] = []
+        allowed: list[bool] = []
         for change in changes:
             open_ones += change
-            found.append(open_ones == 0)
-        return found
+            allowed.append(open_ones == 0)
+        return allowed
 
     def stage(self, start: int, stop: int) -> Stage:
         """Returns the calls of a range as a stage."""
@@ -179,12 +179,12 @@ class _Cutter:
         """Returns the other calls that compute the sizes which the given ones take."""
         made = {call.name for call in calls}
         wanted = {name for call in calls for name in call.refs()} - made
-        found: list[Call] = []
+        size_calls: list[Call] = []
         for name, call in reversed(self.repeated.items()):
             if name in wanted:
-                found.append(call)
+                size_calls.append(call)
                 wanted.update(call.refs())
-        return found[::-1]
+        return size_calls[::-1]
 
     def _input(self, name: str, at: int) -> Input:
         spec = self.inputs.get(name)
@@ -232,17 +232,17 @@ def _rename(graph: Graph, fixed: Mapping[str, Any]) -> Graph:
     """Returns a graph whose names go by their order, so that equal stages have equal graphs."""
     names = {name: f"x{at}" for at, name in enumerate(graph.inputs)}
     names |= {call.name: f"c{at}" for at, call in enumerate(graph.calls)}
-    known = {name: Ref(new) for name, new in names.items()} | dict(fixed)
+    refs = {name: Ref(new) for name, new in names.items()} | dict(fixed)
     calls = [
         replace(
             call,
             name=names[call.name],
-            args=substitute(call.args, known),
-            kwargs=substitute(call.kwargs, known),
+            args=substitute(call.args, refs),
+            kwargs=substitute(call.kwargs, refs),
         )
         for call in graph.calls
     ]
-    return Graph(tuple(names[n] for n in graph.inputs), calls, substitute(graph.outputs, known))
+    return Graph(tuple(names[n] for n in graph.inputs), calls, substitute(graph.outputs, refs))
 
 
 def _form(graph: Graph, inputs: Sequence[Input]) -> str:

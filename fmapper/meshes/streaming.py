@@ -76,12 +76,14 @@ def offload(
         >>> small(torch.ones(2, 8).numpy()).shape, small.room
         ((2, 8), 288)
     """
-    program, own = _program(model), _own_arrays(model)
-    arrays = _fill(program, own, state or {})
+    program, weights = _program(model), _own_arrays(model)
+    arrays = _fill(program, weights, state or {})
     if folder is not None or not any(map(_is_stored, arrays.values())):
         arrays = _write(arrays, plan, folder)
     options = _options(model)
-    return OffloadedModel(program, arrays, plan, backend=_adapter(own), room=room, options=options)
+    return OffloadedModel(
+        program, arrays, plan, backend=_adapter(weights), room=room, options=options
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ class OffloadedModel:
         self._last = _last_uses(self._stages, program)
 
     def __repr__(self) -> str:
-        away = sum(one.nbytes for one in self._stages)
+        away = sum(stage.nbytes for stage in self._stages)
         return (
             f"OffloadedModel({self.program.name}, {readable_bytes(away)} brought in "
             f"{len(self._stages)} stages, at most {readable_bytes(self.room)} at a time)"
@@ -180,7 +182,7 @@ class OffloadedModel:
 
         there: dict[Any, Any] = {}
         models: dict[str, Any] = {}
-        found: list[_Placed] = []
+        stages: list[_Placed] = []
         for stage in split(self.program, ends):
             key = self._device(stage.arrays)
             mover, device = self._devices.of(key)
@@ -204,8 +206,8 @@ class OffloadedModel:
                     "a larger room=, or plan with more memory for the first device."
                 )
             placed = _Placed(stage, models[stage.form], mover, device, resident, brought, nbytes)
-            found.append(placed)
-        return found
+            stages.append(placed)
+        return stages
 
     def _is_away(self, name: str) -> bool:
         return not self.plan.computes(self.plan.device_of(name))
@@ -389,7 +391,7 @@ def _own_arrays(model: Any) -> Mapping[str, Any]:
     return {**filled.parameters, **filled.buffers}
 
 
-def _fill(program: Program, own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+def _fill(program: Program, arrays: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arrays that a program takes.
 
     Raises:
@@ -403,29 +405,29 @@ def _fill(program: Program, own: Mapping[str, Any], state: Mapping[str, Any]) ->
     others: dict[str, list[str]] = {}
     for alias, name in program.aliases.items():
         others.setdefault(name, []).append(alias)
-    found: dict[str, Any] = {}
+    filled: dict[str, Any] = {}
     missing: list[str] = []
     for name in (str(i.target) for i in program.inputs if i.kind in ("parameter", "buffer")):
         names = (name, *others.get(name, ()))
-        array = next((state[n] for n in names if n in state), own.get(name))
+        array = next((state[n] for n in names if n in state), arrays.get(name))
         if array is None or is_abstract(array):
             missing.append(name)
         else:
-            found[name] = array
+            filled[name] = array
     if missing:
         more = f" and {len(missing) - 5} more" * (len(missing) > 5)
         raise PlacementError(
             f"{', '.join(missing[:5])}{more} have no values. Pass them by name as state=, for "
             "example state=fmapper.load(path)."
         )
-    return found
+    return filled
 
 
 def _options(model: Any) -> Mapping[str, Any]:
     from fmapper.backends.discovery import adapters
 
-    found = (adapter.options_of(model) for adapter in adapters(Models))
-    return next((one for one in found if one is not None), {})
+    options = (adapter.options_of(model) for adapter in adapters(Models))
+    return next((given for given in options if given is not None), {})
 
 
 def _adapter(arrays: Mapping[str, Any]) -> Arrays:
@@ -471,10 +473,10 @@ def _is_stored(array: Any) -> bool:
 def _last_uses(stages: Sequence[_Placed], program: Program) -> dict[int, tuple[str, ...]]:
     """Returns the values that are no longer needed after each stage."""
     seen = {value.name for value in program.graph.outputs if isinstance(value, Ref)}
-    found = {}
+    last = {}
     for at in reversed(range(len(stages))):
         stage = stages[at].stage
         names = dict.fromkeys((*stage.values, *stage.outputs))
-        found[at] = tuple(name for name in names if name not in seen)
+        last[at] = tuple(name for name in names if name not in seen)
         seen.update(names)
-    return found
+    return last

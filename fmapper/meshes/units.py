@@ -21,14 +21,14 @@ def read_units(
     """
     if asked is None:
         return None
-    found: dict[Any, tuple[str, ...]] = {}
+    units: dict[Any, tuple[str, ...]] = {}
     for key, axes in (asked if isinstance(asked, Mapping) else {None: asked}).items():
         if not isinstance(key, str | type | None):
             raise PlacementError(
                 f"fsdp= selects modules by a class or a path pattern, not by {key!r}."
             )
-        own = (axes,) if isinstance(axes, str) else tuple(axes)
-        if not 1 <= len(own) <= 2 or [axis for axis in mesh if axis in own] != [*own]:
+        chosen = (axes,) if isinstance(axes, str) else tuple(axes)
+        if not 1 <= len(chosen) <= 2 or [axis for axis in mesh if axis in chosen] != [*chosen]:
             raise PlacementError(
                 f"fsdp= has {axes!r}: write an axis of the mesh ({', '.join(mesh)}), or two in its "
                 "order, the one with copies before the one that shards."
@@ -39,7 +39,7 @@ def read_units(
                 'whose parameters are, by a class or a pattern such as "layers.*"; modules of '
                 "transformers say it themselves if you pass the axis alone."
             )
-        found[key_pattern(key) if isinstance(key, str) else key] = own
-    if not found:
+        units[key_pattern(key) if isinstance(key, str) else key] = chosen
+    if not units:
         raise PlacementError('fsdp={} names no module: write fsdp={Block: "data"}.')
-    return found
+    return units

@@ -86,10 +86,10 @@ def find_accelerator(wanted: str | Accelerator) -> Accelerator:
     """
     if isinstance(wanted, Accelerator):
         return wanted
-    found = ACCELERATORS.get(wanted.upper())
-    if found is None:
+    accelerator = ACCELERATORS.get(wanted.upper())
+    if accelerator is None:
         raise ValueError(
             f"accelerator={wanted!r} is not in the table. Known: {', '.join(ACCELERATORS)}. "
             "For another one, pass a fmapper.Accelerator with its data sheet."
         )
-    return found
+    return accelerator

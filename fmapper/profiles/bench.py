@@ -62,15 +62,15 @@ class Bench:
     @property
     def dtype(self) -> str:
         """The floating dtype of most bytes of the model and its inputs."""
-        found: dict[str, int] = {}
+        nbytes: dict[str, int] = {}
         first = next(iter(self.batches.values()))
         for array in arrays_of((self.model, first)):
             adapter = adapter_of(array)
             assert adapter is not None
             name = adapter.dtype(array)
             if is_inexact(name):
-                found[name] = found.get(name, 0) + adapter.nbytes(array)
-        return max(found, key=lambda name: found[name]) if found else "float32"
+                nbytes[name] = nbytes.get(name, 0) + adapter.nbytes(array)
+        return max(nbytes, key=lambda name: nbytes[name]) if nbytes else "float32"
 
 
 class Placed:
@@ -120,10 +120,10 @@ class Placed:
 
             def bring() -> tuple[Any, ...]:
                 new = load()
-                found = fmap(
+                inputs = fmap(
                     lambda leaf: new[place[id(leaf)]] if id(leaf) in place else leaf, moved
                 )
-                return tuple(found)
+                return tuple(inputs)
 
         self._ways[size] = bring
         return bring
@@ -156,12 +156,12 @@ class Placed:
             home = clock()
             return arrived - start, computed - arrived, home - leaving
 
-        found = rounds(once, self.bench.seconds)
-        come, compute, go = (Timing.of(times) for times in zip(*found, strict=True))
-        totals = [sum(times) for times in found]
+        seconds = rounds(once, self.bench.seconds)
+        come, compute, go = (Timing.of(times) for times in zip(*seconds, strict=True))
+        totals = [sum(times) for times in seconds]
         moving = [
             (times[0] + times[2]) / total if total else 0.0
-            for times, total in zip(found, totals, strict=True)
+            for times, total in zip(seconds, totals, strict=True)
         ]
         self._traffic[size] = traffic
         self._host_in.append(come.median)
@@ -239,8 +239,8 @@ def loader(device: Device, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
 
     adapter = get_adapter(device.backend, Compute)
     # Private: nobody else has this memory, and it is not written to here.
-    own = [np.array(array, order="C") for array in arrays]
-    exchange = Exchange(own, private=range(len(own)))
+    copies = [np.array(array, order="C") for array in arrays]
+    exchange = Exchange(copies, private=range(len(copies)))
     return lambda: list(adapter.take(exchange, device, share=False))
 
 
@@ -258,9 +258,9 @@ def arrays_of(tree: Any) -> list[Any]:
 
 
 def _nbytes(arrays: Sequence[Any]) -> int:
-    found = 0
+    total = 0
     for array in arrays:
         adapter = adapter_of(array)
         assert adapter is not None
-        found += adapter.nbytes(array)
-    return found
+        total += adapter.nbytes(array)
+    return total

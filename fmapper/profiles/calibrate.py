@@ -57,8 +57,8 @@ def calibrate(device: Device) -> Accelerator:
     for dtype in ("float32", "bfloat16"):
         square = move(np.ones((edge, edge), np.float32), dtype=dtype)
         run = adapter.runner(_product, square, compile=None)
-        flops[dtype], found = rate(2.0 * edge**3, time(run, square))
-        share = found if dtype == "float32" else share
+        flops[dtype], achieved = rate(2.0 * edge**3, time(run, square))
+        share = achieved if dtype == "float32" else share
     flops["float16"] = flops["bfloat16"]
 
     there = move(large)

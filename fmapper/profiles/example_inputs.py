@@ -157,9 +157,9 @@ def at_batch_size(inputs: tuple[Any, ...], size: int) -> tuple[Any, ...]:
                 leaf.shape[0], format_keys(KeyPath.from_link(link).keys, root="inputs")
             )
     if len(lengths) > 1:
-        found = ", ".join(f"{length} at {path}" for length, path in lengths.items())
+        places = ", ".join(f"{length} at {path}" for length, path in lengths.items())
         raise ProfileError(
-            f"the inputs do not agree in the first axis: {found}. Which of them is the batch? "
+            f"the inputs do not agree in the first axis: {places}. Which of them is the batch? "
             f"Pass a function batch_size -> inputs."
         )
     if not next(iter(lengths), 1):

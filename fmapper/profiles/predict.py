@@ -153,13 +153,13 @@ class Curve:
         return max(values[base] + slope * (size - at[base]), 0.0)
 
 
-def counts_between(known: Mapping[int, Counts]) -> Callable[[float], Counts]:
+def counts_between(counts: Mapping[int, Counts]) -> Callable[[float], Counts]:
     """Interpolates counts between batch sizes."""
-    launches = Curve({size: one.launches for size, one in known.items()}, constant=True)
-    syncs = Curve({size: one.syncs for size, one in known.items()}, constant=True)
-    flops = Curve({size: one.flops for size, one in known.items()})
-    nbytes = Curve({size: one.nbytes for size, one in known.items()})
-    compiled = all(one.compiled for one in known.values())
+    launches = Curve({size: count.launches for size, count in counts.items()}, constant=True)
+    syncs = Curve({size: count.syncs for size, count in counts.items()}, constant=True)
+    flops = Curve({size: count.flops for size, count in counts.items()})
+    nbytes = Curve({size: count.nbytes for size, count in counts.items()})
+    compiled = all(count.compiled for count in counts.values())
 
     def at(size: float) -> Counts:
         return Counts(launches(size), flops(size), nbytes(size), syncs(size), compiled)

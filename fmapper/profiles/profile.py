@@ -146,15 +146,15 @@ def _name(model: Any) -> str:
 
 def _unsteady(cells: Sequence[ProfileCell]) -> list[str]:
     """Returns a note on times that vary too much to compare."""
-    found = [
+    places = [
         f"{cell.device} at {cell.batch_size:,}"
         for cell in cells
         if cell.total.upper - cell.total.lower > _UNSTEADY * cell.total.median
     ]
-    if not found:
+    if not places:
         return []
     return [
-        f"the times vary a lot: {', '.join(found)}. Is something else running on this machine? "
+        f"the times vary a lot: {', '.join(places)}. Is something else running on this machine? "
         f"Larger seconds= give more stable medians."
     ]
 

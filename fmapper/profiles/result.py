@@ -130,12 +130,12 @@ class Profile:
     @property
     def fastest(self) -> dict[int, str]:
         """The fastest device that was measured, by batch size."""
-        found: dict[int, str] = {}
+        fastest: dict[int, str] = {}
         for size in self.batch_sizes:
             cells = [c for c in self.cells if c.batch_size == size and not c.predicted]
             if cells:
-                found[size] = min(cells, key=lambda cell: cell.total.median).device
-        return found
+                fastest[size] = min(cells, key=lambda cell: cell.total.median).device
+        return fastest
 
     def cell(self, device: str, batch_size: int) -> ProfileCell:
         """Returns the cell of one device at one batch size.
@@ -143,9 +143,9 @@ class Profile:
         Raises:
             KeyError: There is no such cell.
         """
-        for found in self.cells:
-            if (found.device, found.batch_size) == (device, batch_size):
-                return found
+        for cell in self.cells:
+            if (cell.device, cell.batch_size) == (device, batch_size):
+                return cell
         raise KeyError(
             f"{device} at batch size {batch_size} is not in this profile. It has "
             f"{', '.join(self.devices)} at {', '.join(map(str, self.batch_sizes))}."
@@ -210,10 +210,10 @@ class Profile:
 
 def _cell(data: dict[str, Any]) -> ProfileCell:
     timings = ("transfer_in", "compute", "transfer_out", "total", "share_moving")
-    known = {**data, **{name: Timing(**data[name]) for name in timings}}
+    fields = {**data, **{name: Timing(**data[name]) for name in timings}}
     if data["counts"] is not None:
-        known["counts"] = Counts(**{**data["counts"], "unseen": tuple(data["counts"]["unseen"])})
-    return ProfileCell(**known)
+        fields["counts"] = Counts(**{**data["counts"], "unseen": tuple(data["counts"]["unseen"])})
+    return ProfileCell(**fields)
 
 
 def _verdict(data: dict[str, Any]) -> Verdict:

@@ -67,7 +67,7 @@ def rounds(once: Callable[[], tuple[float, ...]], seconds: float) -> list[tuple[
         first = once()
         if clock() - start >= seconds:
             return [first]
-        found: list[tuple[float, ...]] = []
-        while not found or (clock() - start < seconds and len(found) < _MOST):
-            found.append(once())
-        return found
+        results: list[tuple[float, ...]] = []
+        while not results or (clock() - start < seconds and len(results) < _MOST):
+            results.append(once())
+        return results

@@ -33,11 +33,11 @@ def _measured_bound(cell: ProfileCell, cells: Sequence[ProfileCell]) -> str | No
     moves = cell.share_moving.median > 0.5
     if moves and cell.bytes_in + cell.bytes_out >= _LARGE:
         return "transfer"
-    own = {c.batch_size: c.total.median for c in cells if c.device == cell.device}
-    small, large = min(own), max(own)
+    seconds = {c.batch_size: c.total.median for c in cells if c.device == cell.device}
+    small, large = min(seconds), max(seconds)
     if small == large:
         return None
-    per_sample = max((own[large] - own[small]) / (large - small), 0.0)
+    per_sample = max((seconds[large] - seconds[small]) / (large - small), 0.0)
     if per_sample * cell.batch_size < cell.total.median / 2:
         return "launch"
     return "transfer" if moves else "compute"
@@ -57,13 +57,13 @@ def verdicts(
     names = dict.fromkeys(cell.device for cell in cells if not _is_cpu(cell))
     if not cpus:
         return ()
-    found: list[Verdict] = []
+    results: list[Verdict] = []
     for name in names:
-        own = [cell for cell in cells if cell.device == name]
-        common = sorted({c.batch_size for c in cpus} & {c.batch_size for c in own})
+        measured = [cell for cell in cells if cell.device == name]
+        common = sorted({c.batch_size for c in cpus} & {c.batch_size for c in measured})
         if common:
-            found.append(_verdict(own, cpus, common, cards.get(name), dtype))
-    return tuple(found)
+            results.append(_verdict(measured, cpus, common, cards.get(name), dtype))
+    return tuple(results)
 
 
 def _is_cpu(cell: ProfileCell) -> bool:
@@ -71,7 +71,7 @@ def _is_cpu(cell: ProfileCell) -> bool:
 
 
 def _verdict(
-    own: list[ProfileCell],
+    cells: list[ProfileCell],
     cpus: list[ProfileCell],
     sizes: list[int],
     card: Accelerator | None,
@@ -81,8 +81,8 @@ def _verdict(
         size: min((c for c in cpus if c.batch_size == size), key=lambda c: c.total.median)
         for size in sizes
     }
-    by_size = {cell.batch_size: cell for cell in own}
-    likely, best, worst = _costs(own, card, dtype)
+    by_size = {cell.batch_size: cell for cell in cells}
+    likely, best, worst = _costs(cells, card, dtype)
     host = [
         Curve({size: getattr(cell.total, name) for size, cell in fastest.items()})
         for name in ("median", "upper", "lower")
@@ -97,7 +97,7 @@ def _verdict(
     always = edges[0] == sizes[0]
     looked_at = by_size[sizes[-1] if always else sizes[0]]
     return Verdict(
-        own[0].device,
+        cells[0].device,
         fastest[sizes[0]].device,
         edges[0],
         edges[1],
@@ -106,7 +106,7 @@ def _verdict(
         looked_at.bound,
         _reason(looked_at, edges, sizes, pays, fastest),
         _advice(looked_at, edges[0], sizes, fastest),
-        own[0].predicted,
+        cells[0].predicted,
     )
 
 
@@ -115,8 +115,8 @@ def _costs(
 ) -> tuple[_Cost, _Cost, _Cost]:
     """Returns the seconds at any batch size: the likely, the best and the worst case."""
     if cells[0].predicted and card is not None:
-        known: dict[int, Counts] = {c.batch_size: c.counts for c in cells if c.counts is not None}
-        counts = counts_between(known)
+        by_size: dict[int, Counts] = {c.batch_size: c.counts for c in cells if c.counts is not None}
+        counts = counts_between(by_size)
         bytes_in = Curve({c.batch_size: float(c.bytes_in) for c in cells})
         bytes_out = Curve({c.batch_size: float(c.bytes_out) for c in cells})
         first = cells[0]
@@ -144,10 +144,10 @@ def _costs(
     )
 
 
-def _pays(own: Timing, other: Timing) -> Pays:
-    if own.upper < other.lower:
+def _pays(timing: Timing, other: Timing) -> Pays:
+    if timing.upper < other.lower:
         return "yes"
-    return "no" if own.lower > other.upper else "grey"
+    return "no" if timing.lower > other.upper else "grey"
 
 
 def _reason(
@@ -212,24 +212,24 @@ def _advice(
     sizes: Sequence[int],
     fastest: Mapping[int, ProfileCell],
 ) -> str:
-    found: list[str] = []
+    hints: list[str] = []
     counts = cell.counts
     if cell.bound == "transfer":
-        found.append(
+        hints.append(
             "keep the data on the device between runs, or move it ahead of its use with "
             "fmapper.DeviceLoader"
         )
     elif cell.bound == "launch":
         if counts is not None and counts.syncs:
-            found.append("take .item(), bool() and .cpu() out of the forward pass")
-        found.append("larger batches cost little more")
+            hints.append("take .item(), bool() and .cpu() out of the forward pass")
+        hints.append("larger batches cost little more")
         if counts is None or not counts.compiled:
-            found.append("torch.compile or a CUDA graph launch fewer kernels")
+            hints.append("torch.compile or a CUDA graph launch fewer kernels")
     else:
-        found.append("a lower precision, such as bfloat16, computes faster there")
+        hints.append("a lower precision, such as bfloat16, computes faster there")
     if edge is None and len(sizes) > 1:
-        found.insert(0, f"stay on {fastest[sizes[-1]].device}")
+        hints.insert(0, f"stay on {fastest[sizes[-1]].device}")
     elif edge is not None and edge > sizes[0]:
-        found.append(f"below batch {readable_batch(edge)} stay on {fastest[sizes[0]].device}")
-    text = "; ".join(found) + "."
+        hints.append(f"below batch {readable_batch(edge)} stay on {fastest[sizes[0]].device}")
+    text = "; ".join(hints) + "."
     return text[0].upper() + text[1:]

@@ -99,7 +99,7 @@ def _usable(owner: tuple[str, str] | None) -> Iterator[str]:
 
 def _owner(model: Any) -> tuple[str, str] | None:
     """Returns the backend that a model is bound to, and the first path that shows it."""
-    found: dict[str, str] = {}
+    backends: dict[str, str] = {}
     for link, node, kind in visit(model, once=True):
         cls = type(node)
         if kind is None or declaration_of(cls) is not None or isinstance(node, CONTAINERS):
@@ -107,16 +107,16 @@ def _owner(model: Any) -> tuple[str, str] | None:
         for adapter in adapters(Models):
             backend = adapter.computes_with(cls)
             if backend is not None:
-                found.setdefault(backend, f"{cls.__name__} at {format_link(link)}")
+                backends.setdefault(backend, f"{cls.__name__} at {format_link(link)}")
                 break
-    if len(found) > 1:
-        which = ", ".join(f"{name} ({where})" for name, where in found.items())
+    if len(backends) > 1:
+        which = ", ".join(f"{name} ({where})" for name, where in backends.items())
         raise ProfileError(
             f"no backend can run this model, because it has parts that are bound to different "
             f"backends: {which}. "
             "Profile the parts, or convert one."
         )
-    return next(iter(found.items()), None)
+    return next(iter(backends.items()), None)
 
 
 def _add_requested_kinds(
