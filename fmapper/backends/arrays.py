@@ -276,16 +276,16 @@ class Arrays(Framework):
         Raises:
             DeviceUnavailableError: There is none; says what is missing and what is there.
         """
-        own = self.aliases.get(kind, kind)
-        known = self.devices()
-        there = [device for device in known if device.kind == own]
+        native = self.aliases.get(kind, kind)
+        devices = self.devices()
+        there = [device for device in devices if device.kind == native]
         if kind == "gpu" and not there:
-            there = [device for device in known if device.is_accelerator]
+            there = [device for device in devices if device.is_accelerator]
         for device in there:
             if index in (None, 0 if device.index is None else device.index):
                 return device
-        here = ", ".join(map(str, known)) or "nothing"
-        wanted = Device(self.name, there[0].kind if there else own, index)
+        here = ", ".join(map(str, devices)) or "nothing"
+        wanted = Device(self.name, there[0].kind if there else native, index)
         raise DeviceUnavailableError(
             f"{wanted} is not available: {self.why_not(wanted.kind, index)}. Here: {here}."
         )
@@ -375,8 +375,8 @@ class Arrays(Framework):
         """Copies a box of an array, one range per dimension, into new host memory."""
         (data,) = self.export([array], HOST).data
         index = tuple(slice(start, stop) for start, stop in box)
-        found: np.ndarray[Any, Any] = data[(*index, ...)].copy()
-        return found
+        values: np.ndarray[Any, Any] = data[(*index, ...)].copy()
+        return values
 
     def is_view(self, data: Any, array: Any) -> bool:
         """Returns whether an export that is not private shares the array's memory.

@@ -63,18 +63,18 @@ def parse_device(device: Any) -> DeviceSpec:
             raise DeviceError(f"{device} stands for several devices; name one of them.")
         return DeviceSpec(device.backend, device.kind, device.index, device.memory)
     if not isinstance(device, str):
-        own = next(filter(None, (adapter.as_device(device) for adapter in adapters(Arrays))), None)
-        if own is not None:
-            return parse_device(own)
-    found = _SPEC.fullmatch(device) if isinstance(device, str) else None
-    if found is not None and found["kind"] in DEVICE_KINDS:
-        _check_installed(device, found["backend"])
-    if found is None or not _is_known(found["backend"], found["kind"]):
+        spec = next(filter(None, (adapter.as_device(device) for adapter in adapters(Arrays))), None)
+        if spec is not None:
+            return parse_device(spec)
+    match = _SPEC.fullmatch(device) if isinstance(device, str) else None
+    if match is not None and match["kind"] in DEVICE_KINDS:
+        _check_installed(device, match["backend"])
+    if match is None or not _is_known(match["backend"], match["kind"]):
         raise DeviceError(
             f"{device!r} is not a device. Devices of this machine: {', '.join(good_strings())}."
         )
-    index = None if found["index"] is None else int(found["index"])
-    return DeviceSpec(found["backend"], found["kind"], index, found["memory"])
+    index = None if match["index"] is None else int(match["index"])
+    return DeviceSpec(match["backend"], match["kind"], index, match["memory"])
 
 
 def _check_installed(device: str, backend: str | None) -> None:
@@ -121,8 +121,13 @@ class _Devices(list[Device]):
     def _repr_html_(self) -> str:
         headings = ("device", "backend", "kind", "index")
         rows = (
-            (str(one), one.backend, one.kind, "" if one.index is None else str(one.index))
-            for one in self
+            (
+                str(device),
+                device.backend,
+                device.kind,
+                "" if device.index is None else str(device.index),
+            )
+            for device in self
         )
         return as_html(table(headings, rows))
 
@@ -226,8 +231,8 @@ def common_device(leaves: Iterable[tuple[Link, Any]]) -> Device | None:
                 device = adapter.device(leaf)
             except RuntimeError as error:
                 raise UnsupportedLeafError(f"{format_link(link)}: {error}.") from error
-            found = traced if adapter.is_traced(leaf) else places
-            found.setdefault(device, []).append(link)
+            by_device = traced if adapter.is_traced(leaf) else places
+            by_device.setdefault(device, []).append(link)
     settled = {device.backend for device in places}
     for device, links in traced.items():
         if device.backend not in settled:

@@ -33,12 +33,12 @@ def _sources() -> dict[str, Callable[[], Any]]:
     """Maps framework modules to the loaders of adapters: built-in ones, then entry points."""
     from importlib import metadata  # slow to import, and needed once
 
-    found: dict[str, Callable[[], Any]] = {
+    sources: dict[str, Callable[[], Any]] = {
         name: functools.partial(_load_builtin, name) for name in _builtin()
     }
     for point in metadata.entry_points(group=GROUP):
-        found.setdefault(point.name, point.load)
-    return found
+        sources.setdefault(point.name, point.load)
+    return sources
 
 
 def _builtin() -> list[str]:
@@ -172,28 +172,28 @@ def get_adapter(name: str, facet: type[Framework] = Framework) -> Framework:
         BackendUnavailableError: The framework is not installed, there is no such adapter, or it
             lacks the facet.
     """
-    found = _get_adapter(name)
-    if not isinstance(found, facet):
-        raise BackendUnavailableError(f"{found.name} has no {facet.lacking}")
-    return found
+    adapter = _get_adapter(name)
+    if not isinstance(adapter, facet):
+        raise BackendUnavailableError(f"{adapter.name} has no {facet.lacking}")
+    return adapter
 
 
 def _get_adapter(name: str) -> Framework:
     load_new()
-    found = _loaded.get(name) or _by_framework.get(name)
-    if found is not None and found.name in _loaded:
-        return found
+    adapter = _loaded.get(name) or _by_framework.get(name)
+    if adapter is not None and adapter.name in _loaded:
+        return adapter
     if name not in _sources():
-        known = ", ".join(known_frameworks())
+        names = ", ".join(known_frameworks())
         raise BackendUnavailableError(
-            f"there is no adapter for {name!r}. Known: {known}. Another package can ship one "
+            f"there is no adapter for {name!r}. Known: {names}. Another package can ship one "
             f"through the entry point group {GROUP!r}."
         )
     try:
         importlib.import_module(name)
         load_new()
-        found = _by_framework.get(name)
-        return found if found is not None and found.name in _loaded else _load(name)
+        adapter = _by_framework.get(name)
+        return adapter if adapter is not None and adapter.name in _loaded else _load(name)
     except (ImportError, OSError) as error:  # OSError: a shared library is missing
         if _importable(name):
             raise BackendUnavailableError(
@@ -267,15 +267,15 @@ def adapter_of(x: Any) -> Arrays | None:
     try:
         return _by_type[cls]
     except KeyError:
-        found = _by_type[cls] = next((a for a in adapters(Arrays) if a.is_array_type(cls)), None)
-        return found
+        adapter = _by_type[cls] = next((a for a in adapters(Arrays) if a.is_array_type(cls)), None)
+        return adapter
 
 
 def owner_of(array: Any) -> Arrays:
     """Returns the adapter of a known array."""
-    found = adapter_of(array)
-    assert found is not None
-    return found
+    adapter = adapter_of(array)
+    assert adapter is not None
+    return adapter
 
 
 # --- the walk's source of node types -------------------------------------------------------------

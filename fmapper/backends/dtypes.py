@@ -33,13 +33,13 @@ def dtype_name(dtype: Any) -> str:
         inner = getattr(dtype, "dtype", dtype)
         name = bare_name(inner)
     if name not in (*_FLOATS, *_FLOAT8, *_FLOAT_OF):
-        known = (*_FLOATS, *_FLOAT8, *_FLOAT_OF)
+        names = (*_FLOATS, *_FLOAT8, *_FLOAT_OF)
         hint = ""
         if re.fullmatch(r"u?int\d+|bool", name):
             hint = "Cast integers yourself: fmap(lambda x: x.astype(...), tree). "
         raise ValueError(
             f"dtype={dtype!r} is not a floating or complex dtype, and movers cast only to those. "
-            f"{hint}Write one of: {', '.join(known)}."
+            f"{hint}Write one of: {', '.join(names)}."
         )
     return name
 
@@ -56,14 +56,14 @@ def is_inexact(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat", "complex"))
 
 
-def wanted_dtype(own: str, asked: str | None) -> str:
-    """Returns the dtype of a leaf of dtype `own` after a cast to `asked`.
+def wanted_dtype(dtype: str, asked: str | None) -> str:
+    """Returns the dtype of a leaf of `dtype` after a cast to `asked`.
 
     Integers and bools keep theirs. Complex leaves take the complex dtype of the asked precision,
     complex64 at the least, floating leaves the floating one.
     """
-    if asked is None or not is_inexact(own):
-        return own
-    if own.startswith("complex"):
+    if asked is None or not is_inexact(dtype):
+        return dtype
+    if dtype.startswith("complex"):
         return asked if asked.startswith("complex") else _COMPLEX_OF.get(asked, "complex64")
     return _FLOAT_OF.get(asked, asked)

@@ -62,8 +62,8 @@ class Packed:
         parts = parts_of(axes, mesh)
         if parts < _DIVIDED or self.limit % parts:
             return spec
-        own = PackedAxes(axes, self.sizes)
-        return (*spec[: self.dim], own, *spec[self.dim + 1 :])
+        entry = PackedAxes(axes, self.sizes)
+        return (*spec[: self.dim], entry, *spec[self.dim + 1 :])
 
 
 _DIVIDED = 2  # parts

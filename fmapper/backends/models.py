@@ -396,7 +396,7 @@ class Models(Framework):
         """Returns a fast version of `call`, such as a user of this framework would write."""
         self.to_evaluation(model)
         if isinstance(self, Compute):
-            return self.runner(lambda own, a, k: own(*a, **k), model, compile=None)
+            return self.runner(lambda module, a, k: module(*a, **k), model, compile=None)
         return lambda a, k: model(*a, **k)
 
     def outcome(

@@ -42,9 +42,9 @@ def array_namespace(tree: Any) -> Any:
         if adapter is not None and adapter.name not in first:
             first[adapter.name] = (format_link(link), leaf)
     if len(first) > 1:
-        found = ", ".join(f"{name} at {path}" for name, (path, _) in first.items())
+        places = ", ".join(f"{name} at {path}" for name, (path, _) in first.items())
         raise MixedDevicesError(
-            f"the arrays of this tree belong to several backends: {found}. "
+            f"the arrays of this tree belong to several backends: {places}. "
             "Move them to one first: to_torch, to_jax or to_numpy."
         )
     if not first:

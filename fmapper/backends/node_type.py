@@ -85,8 +85,8 @@ class NodeType(nodes.NodeType):
 
         def open_shell(node: Any, keep: Callable[[Any], None]) -> nodes.Opened:
             assert shell is not None
-            found = children(node)
-            keep(found)
+            contents = children(node)
+            keep(contents)
             new = shell(node)
 
             def finish(slots: Mapping[Any, Any]) -> Any:
@@ -94,7 +94,7 @@ class NodeType(nodes.NodeType):
                 fill(new, node, slots)
                 return new
 
-            return new, iter(found.items()), dict(found), finish
+            return new, iter(contents.items()), dict(contents), finish
 
         open = open_shell if rebuild is None else nodes.opener(children, rebuild)
         super().__init__(open, lambda node: children(node).items(), plain)

@@ -150,7 +150,7 @@ def flatten(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | C
         return [], Static(cls, (), {}, {}, {}, whole=node)
     have = kind.children(node)
     marked = _marks.get(id(node))
-    known: dict[str, Pattern] = {} if marked is None else marked[1]
+    by_name: dict[str, Pattern] = {} if marked is None else marked[1]
     declared = _static_names(cls)
     patterns: dict[str, Pattern] = {}
     dynamic: list[Any] = []
@@ -159,8 +159,8 @@ def flatten(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | C
         if name in declared:
             _check_concrete(cls, name, child)
             pattern: Pattern = False
-        elif name in known:
-            pattern = known[name]
+        elif name in by_name:
+            pattern = by_name[name]
         else:
             pattern = _pattern(child, rules)
         if pattern is False:
@@ -261,17 +261,17 @@ def _pattern(child: Any, rules: PyTreeRules | None) -> Pattern:
         except (TypeError, ValueError):  # a dict with keys that cannot be sorted
             return holds_arrays(child)
         verdicts = _verdicts(parts, rules)
-    found = {*verdicts.values()}
-    if None in found:
-        found = {_is_dynamic_part(part, verdicts) for part in parts}
-    if False in found and verdicts.get(type(None)):  # a node that is neither
-        found = {_is_dynamic_part(part, verdicts) for part in parts if part is not None}
-    if found == {False}:
+    answers = {*verdicts.values()}
+    if None in answers:
+        answers = {_is_dynamic_part(part, verdicts) for part in parts}
+    if False in answers and verdicts.get(type(None)):  # a node that is neither
+        answers = {_is_dynamic_part(part, verdicts) for part in parts if part is not None}
+    if answers == {False}:
         return False
     if is_tied:
         for _ in visit(child, is_leaf=_is_no_container):
             pass
-    if False not in found:
+    if False not in answers:
         return True
     parts, structure = rules.flatten(child, _is_no_container)
     return structure, [_is_dynamic_part(part, verdicts) for part in parts]
@@ -410,11 +410,11 @@ def _tell(adapter: Nodes, cls: type) -> None:
 
 def _is_for_registries(cls: type) -> bool:
     """Returns whether a class is a functor, and not a leaf or known to other libraries."""
-    own = [kind for adapter in adapters(Nodes) if (kind := adapter.node_type(cls)) is not None]
+    kinds = [kind for adapter in adapters(Nodes) if (kind := adapter.node_type(cls)) is not None]
     declaration = declaration_of(cls)
     if declaration is None:
-        return any(kind.pytree for kind in own)
-    return not (declaration.leaf or issubclass(cls, CONTAINERS) or own)
+        return any(kind.pytree for kind in kinds)
+    return not (declaration.leaf or issubclass(cls, CONTAINERS) or kinds)
 
 
 class _Enrolling(nodes.Source):

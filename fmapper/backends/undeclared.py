@@ -65,8 +65,8 @@ def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) 
         return
     if node_type.carried is not None:
         suspects = [(name, value) for name, value in node_type.carried(node) if holds_arrays(value)]
-        own = [value for _, value, _ in visit(node, once=True)] if suspects else []
-        fields = [f".{name}" for name, value in suspects if holds_arrays(value, besides=own)]
+        inner = [value for _, value, _ in visit(node, once=True)] if suspects else []
+        fields = [f".{name}" for name, value in suspects if holds_arrays(value, besides=inner)]
         if fields:
             raise NotAFunctorError(
                 f"{format_link(where(node))}: {cls.__name__} holds arrays in {', '.join(fields)}, "
@@ -80,9 +80,9 @@ def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) 
     state = getattr(node, "__dict__", None)
     if not state:
         return
-    known = {key for key, _ in node_type.items(node)} | set(cached_names(cls))
+    declared = {key for key, _ in node_type.items(node)} | set(cached_names(cls))
     fields = [
-        f".{name}" for name, value in state.items() if name not in known and holds_arrays(value)
+        f".{name}" for name, value in state.items() if name not in declared and holds_arrays(value)
     ]
     if fields:
         beside = "items" if declaration is None else "fields"
@@ -100,10 +100,10 @@ def holds_arrays(x: Any, *, besides: Iterable[Any] = ()) -> bool:
         x: Anything; it is not changed.
         besides: Objects to ignore, and everything that is reached only through them.
     """
-    known = {id(value) for value in besides}
+    skip = {id(value) for value in besides}
     return any(
         adapter_of(value) is not None or value is no_gradient  # in the place of an array
-        for _, value, kind, _ in walk(x, enter=_enter_all, known=known)
+        for _, value, kind, _ in walk(x, enter=_enter_all, skip=skip)
     )
 
 

@@ -180,40 +180,40 @@ def read_config(config: Mapping[str, Any]) -> tuple[Decoding, tuple[str, ...]]:
     Returns:
         How tokens are chosen, and a sentence for everything that it asks for and is not done.
     """
-    known: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     missing: list[str] = []
     for name, value in config.items():
         if value is None or name.startswith("_") or name in _ABOUT:
             continue
         if name in _READERS:
-            known[name] = value
+            options[name] = value
         elif name in _REFUSED:
             if not _is_idle(name, value):
                 missing.append(f"{name}={value!r}: {_REFUSED[name][1]}")
         elif name not in _IDLE or value != _IDLE[name]:
             missing.append(f"{name}={value!r}: this is not supported")
-    missing += _drop_negative_tokens(known)
-    if known.get("pad_token_id") is None and known.get("eos_token_id") is not None:
-        stops = known["eos_token_id"]
-        known["pad_token_id"] = stops if isinstance(stops, int) else stops[0]
-    if not known.get("do_sample"):  # a call may ask for it, but nobody has checked these
+    missing += _drop_negative_tokens(options)
+    if options.get("pad_token_id") is None and options.get("eos_token_id") is not None:
+        stops = options["eos_token_id"]
+        options["pad_token_id"] = stops if isinstance(stops, int) else stops[0]
+    if not options.get("do_sample"):  # a call may ask for it, but nobody has checked these
         for name in _OF_SAMPLES:
-            if name in known and not _is_valid(name, known[name]):
-                del known[name]
-    return Decoding().with_options(known), tuple(missing)
+            if name in options and not _is_valid(name, options[name]):
+                del options[name]
+    return Decoding().with_options(options), tuple(missing)
 
 
-def _drop_negative_tokens(known: dict[str, Any]) -> list[str]:
+def _drop_negative_tokens(options: dict[str, Any]) -> list[str]:
     """Removes -1, which stands for no token in old configurations; returns what is not done."""
-    stops = known.get("eos_token_id")
+    stops = options.get("eos_token_id")
     if isinstance(stops, int) and stops < 0:
-        del known["eos_token_id"]
+        del options["eos_token_id"]
     elif isinstance(stops, list | tuple):
-        known["eos_token_id"] = [t for t in stops if not (isinstance(t, int) and t < 0)] or None
-    pad = known.get("pad_token_id")
+        options["eos_token_id"] = [t for t in stops if not (isinstance(t, int) and t < 0)] or None
+    pad = options.get("pad_token_id")
     if not isinstance(pad, int) or pad >= 0:
         return []
-    del known["pad_token_id"]
+    del options["pad_token_id"]
     return [f"pad_token_id={pad}: this is not a token, so rows that have stopped get another"]
 
 
@@ -349,13 +349,13 @@ def _tokens(name: str, value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     each: Iterable[Any] = value if isinstance(value, list | tuple) else (value,)
-    return tuple(_token(name, one) for one in each)
+    return tuple(_token(name, token) for token in each)
 
 
 def _sequence(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"{name} has {value!r}, which must be a list of tokens")
-    return tuple(_token(name, one) for one in value)
+    return tuple(_token(name, token) for token in value)
 
 
 def _sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
@@ -363,7 +363,7 @@ def _sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
         return ()
     if not isinstance(value, list | tuple):
         raise ValueError(f"{name}={value!r} must be a list of lists of tokens")
-    return tuple(_sequence(name, one) for one in value)
+    return tuple(_sequence(name, item) for item in value)
 
 
 def _biases(name: str, value: Any) -> tuple[tuple[tuple[int, ...], float], ...]:
@@ -374,8 +374,8 @@ def _biases(name: str, value: Any) -> tuple[tuple[tuple[int, ...], float], ...]:
         not isinstance(pair, list | tuple) or len(pair) != 2 for pair in pairs
     ):
         raise ValueError(f"{name}={value!r} must be pairs of a list of tokens and a number")
-    found = {_sequence(name, own): _number(name, bias, low=-math.inf) for own, bias in pairs}
-    return tuple(found.items())
+    biases = {_sequence(name, tokens): _number(name, bias, low=-math.inf) for tokens, bias in pairs}
+    return tuple(biases.items())
 
 
 def _decay(name: str, value: Any) -> tuple[int, float] | None:

@@ -85,7 +85,7 @@ def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
     if padding not in ("left", "right"):
         raise Misfit(f"{show(padding)} is neither left nor right", _KEY)
     vocabulary = _size(about, "vocabulary")
-    found = Generation(
+    generation = Generation(
         prefill=replace(program, evaluation=None) if has_prefill else None,
         step=program if program.evaluation is None else program.evaluation,
         decoding=_read_decoding(_get(about, "decoding", dict), vocabulary),
@@ -100,14 +100,17 @@ def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
         lengths=_integers(about, "lengths", _MOST),
         name=_read_name(about, program.name),
     )
-    if found.max_length * found.batch > _MOST or found.columns * found.batch > _MOST:
+    if (
+        generation.max_length * generation.batch > _MOST
+        or generation.columns * generation.batch > _MOST
+    ):
         raise Misfit("the cache is too large for any memory", _KEY)
-    if found.lengths != tuple(sorted({*found.lengths} - {0})):
+    if generation.lengths != tuple(sorted({*generation.lengths} - {0})):
         raise Misfit("the lengths are not in order", _KEY)
-    if len(found.start) >= found.max_length:
+    if len(generation.start) >= generation.max_length:
         raise Misfit("the cache has no room after the first tokens", _KEY)
-    _check_together(found)
-    return found
+    _check_together(generation)
+    return generation
 
 
 def _get(about: Mapping[str, Any], key: str, kind: type) -> Any:
@@ -143,11 +146,11 @@ def _read_decoding(given: Mapping[str, Any], vocabulary: int) -> Decoding:
     if any(type(v) is list and len(v) > _MOST_TOKENS for v in given.values()):
         raise Misfit("a list of tokens is too long", _KEY)
     try:
-        found = Decoding().with_options(given)
-        found.check()
+        decoding = Decoding().with_options(given)
+        decoding.check()
     except (TypeError, ValueError, ConversionError) as error:
         raise Misfit(str(error), _KEY) from None
-    return found
+    return decoding
 
 
 def _as_lists(value: Any) -> Any:

@@ -303,8 +303,8 @@ def generator(
             f"created from it"
         )
     with step(f"recording {type(model).__name__} for {target.name}"):
-        found = _record(source, target, model, max_length, batch, check, options_of(options))
-    return make(found, target, options)
+        generation = _record(source, target, model, max_length, batch, check, options_of(options))
+    return make(generation, target, options)
 
 
 @in_turn
@@ -330,12 +330,12 @@ def make(generation: Generation, target: Models, options: dict[str, Any]) -> Gen
     Raises:
         ConversionError: Options do not go together, or ask for what is not done.
     """
-    own = options_of(options)
-    others = {name: value for name, value in options.items() if name not in own}
-    decoding = generation.decoding.with_options(own)
+    settings = options_of(options)
+    others = {name: value for name, value in options.items() if name not in settings}
+    decoding = generation.decoding.with_options(settings)
     decoding.check()
-    decoding.check_effect(own)
-    left = [line for line in generation.unsupported if line.partition("=")[0] not in own]
+    decoding.check_effect(settings)
+    left = [line for line in generation.unsupported if line.partition("=")[0] not in settings]
     if left:
         lines = "\n".join(f"  {line}" for line in left)
         warn(
@@ -351,12 +351,12 @@ def _check_names(target: Models, options: Mapping[str, Any]) -> None:
     Raises:
         TypeError: There is no such option.
     """
-    own = target.conversion_options
+    accepted = target.conversion_options
     others = [name for name in options if name not in options_of(options)]
-    if own is not None and any(name not in own for name in others):
-        name = next(name for name in others if name not in own)
-        known = [*own, *(field.name for field in fields(Decoding))]
-        raise TypeError(f"there is no option {name!r}.{did_you_mean(name, known)}")
+    if accepted is not None and any(name not in accepted for name in others):
+        name = next(name for name in others if name not in accepted)
+        names = [*accepted, *(field.name for field in fields(Decoding))]
+        raise TypeError(f"there is no option {name!r}.{did_you_mean(name, names)}")
 
 
 def _target(to: str | None) -> Models:
@@ -366,10 +366,10 @@ def _target(to: str | None) -> Models:
         BackendUnavailableError: None that is here generates.
     """
     if to is not None:
-        found, variant = find_target(to)
-        if variant or not _generates(found):
+        target, variant = find_target(to)
+        if variant or not _generates(target):
             raise BackendUnavailableError(f"{to} has no generators")
-        return found
+        return target
     for name in known_frameworks():
         try:
             adapter = get_adapter(name, Models)

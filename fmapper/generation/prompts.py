@@ -156,7 +156,7 @@ def _rows(name: str, what: str, given: Any) -> list[Any]:
         given = list(np.atleast_2d(np.asarray(to_numpy(given))))
     elif not any(_is_lists(row) or getattr(row, "ndim", 0) for row in given):
         given = [given]
-    found = []
+    rows = []
     for at, row in enumerate(given):
         try:
             numbers = np.asarray(row if _is_lists(row) else to_numpy(row))
@@ -169,5 +169,5 @@ def _rows(name: str, what: str, given: Any) -> list[Any]:
                 f"{name}: expected {what} as lists of integers, one per row, but row {at} is "
                 f"{row!r:.60}"
             )
-        found.append(numbers)
-    return found
+        rows.append(numbers)
+    return rows

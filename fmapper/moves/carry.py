@@ -151,9 +151,9 @@ class _Batch:
 
     def finish(self, results: Callable[[], Iterable[Any]]) -> list[Any]:
         """Returns the results, or raises the error of the first array without one."""
-        found: list[Any] = []
+        moved: list[Any] = []
         try:
-            found.extend(results())
+            moved.extend(results())
         except BatchError as error:
             cause = error.__cause__
             reason = cause if isinstance(cause, Exception) else error
@@ -161,8 +161,8 @@ class _Batch:
         except FmapperError:
             raise
         except Exception as error:
-            raise self.failure(min(len(found), len(self.arrays) - 1), error) from error
-        return found
+            raise self.failure(min(len(moved), len(self.arrays) - 1), error) from error
+        return moved
 
     def export(self, arrays: Sequence[Any]) -> Exchange:
         """Exports the arrays from the source; an error names the array that cannot be."""
@@ -344,15 +344,17 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
     if batch.device.kind != "cpu" or exchange.device is not None or not target.keeps_memory:
         return exchange
     # Nobody else holds arrays that are cast or private, unless the source made them read-only.
-    own = {at for at in (*exchange.private, *fresh) if exchange.data[at].flags.writeable}
-    others = [at for at in range(len(arrays)) if at not in own] if own else range(len(arrays))
-    given = [exchange.data[at] for at in others] if own else exchange.data
+    private = {at for at in (*exchange.private, *fresh) if exchange.data[at].flags.writeable}
+    others = (
+        [at for at in range(len(arrays)) if at not in private] if private else range(len(arrays))
+    )
+    given = [exchange.data[at] for at in others] if private else exchange.data
     try:
         copies = host_copies(given, order=target.order)
     except BatchError as error:
         cause = MemoryError(str(error.__cause__))
         raise batch.failure(others[error.index], cause) from error.__cause__
-    if own:
+    if private:
         data = list(exchange.data)
         for at, new in zip(others, copies, strict=True):
             data[at] = new
@@ -365,8 +367,8 @@ def _cast_on_host(batch: _Batch, exchange: Exchange, casts: Sequence[int]) -> Ex
     if not casts or exchange.device is not None:
         return exchange
     data = _cast(get_adapter(HOST.backend, Arrays), exchange.data, casts, batch)
-    own = {*exchange.private, *casts}
-    return dataclasses.replace(exchange, data=data, private=own, owners=None)
+    private = {*exchange.private, *casts}
+    return dataclasses.replace(exchange, data=data, private=private, owners=None)
 
 
 def _no_copy(batch: _Batch, at: int) -> Exception:

@@ -22,7 +22,7 @@ class Leaves:
     Args:
         tree: Anything.
         is_leaf: Nodes for which it is true are leaves too.
-        known: Ids of objects to leave out.
+        skip: Ids of objects to leave out.
 
     Attributes:
         by_id: The leaves, then the passengers of nodes. The ids are valid as long as this is kept.
@@ -35,13 +35,13 @@ class Leaves:
         self,
         tree: Any,
         is_leaf: Callable[[Any], bool] | None = None,
-        known: Collection[Any] = (),
+        skip: Collection[Any] = (),
     ) -> None:
         self.by_id: dict[int, Any] = {}
         self.nodes: list[tuple[Any, NodeType]] = []
         self.aside: dict[int, Aside] = {}
         self.missing: list[tuple[Any, Any]] = []
-        self._tree, self._is_leaf, self._known = tree, is_leaf, known
+        self._tree, self._is_leaf, self._skip = tree, is_leaf, skip
         self._passengers: dict[int, tuple[Any, Any]] = {}
         self._links: dict[int, Link] = {}
         self._kept: list[Any] = []
@@ -66,12 +66,12 @@ class Leaves:
         return self._links.get(id(wanted))
 
     def _visit(self, tree: Any) -> Any:
-        return visit(tree, is_leaf=self._is_leaf, once=True, known=self._known)
+        return visit(tree, is_leaf=self._is_leaf, once=True, skip=self._skip)
 
     def _collect(self) -> None:
         """Collects leaves and nodes; nodes that borrow leaves come last, then these leaves."""
         leaves, nodes, is_leaf = self.by_id, self.nodes, self._is_leaf
-        seen = set(self._known)
+        seen = set(self._skip)
         stack: list[Any] = []
         borrowers: list[tuple[Any, NodeType]] = []
         debts: list[tuple[Any, Any]] = []
@@ -94,7 +94,7 @@ class Leaves:
                 elif isinstance(kind, NodeType):
                     seen.add(i)
                     nodes.append((child, kind))
-                    if type(child) is dict and not self._known and _holds_only_leaves(child):
+                    if type(child) is dict and not self._skip and _holds_only_leaves(child):
                         leaves.update(zip(map(id, child.values()), child.values(), strict=True))
                         continue
                     if kind.borrowed:
@@ -114,13 +114,13 @@ class Leaves:
                     items = stack.pop()
                 elif borrowers:
                     node, kind = borrowers.pop(0)
-                    own = []
+                    children = []
                     for key, child in kind.items(node):
                         if key in kind.borrowed:
                             debts.append((node, child))
                         else:
-                            own.append((key, child))
-                    items = iter(own)
+                            children.append((key, child))
+                    items = iter(children)
                 elif debts:
                     node, child = debts.pop(0)
                     for _, leaf, leaf_kind in self._visit(child):

@@ -301,12 +301,12 @@ class _Worker:
 
 def _hand_over(batch: Any) -> list[Callable[[], object]]:
     """Returns functions that the consumer must call before it uses the arrays of a batch."""
-    found: dict[str, tuple[Arrays, list[Any]]] = {}
+    groups: dict[str, tuple[Arrays, list[Any]]] = {}
     for _, leaf, node_type in visit(batch, once=True):
         adapter = adapter_of(leaf) if node_type is None else None
         if adapter is not None:
-            found.setdefault(adapter.name, (adapter, []))[1].append(leaf)
-    made = [adapter.hand_over(arrays) for adapter, arrays in found.values()]
+            groups.setdefault(adapter.name, (adapter, []))[1].append(leaf)
+    made = [adapter.hand_over(arrays) for adapter, arrays in groups.values()]
     return [receive for receive in made if receive is not None]
 
 

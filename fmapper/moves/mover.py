@@ -152,17 +152,17 @@ class Mover(Router):
         missing = next((route.note for route in routes if route.note), "")
         if missing:
             _warn_no_gpu(missing, self.strict)
-        known: dict[Any, Any] = {}
+        moved: dict[Any, Any] = {}
         for place in others:
             leaf = leaves[place]
             generator = self.generator(leaf, where, place)
             if node_type_of(leaf) is not None:  # a node that is_leaf= made a leaf
-                if not known:  # objects to which it is tied, here and in other such leaves
-                    known = {id(old): new for old, new in zip(leaves, results, strict=True)}
+                if not moved:  # objects to which it is tied, here and in other such leaves
+                    moved = {id(old): new for old, new in zip(leaves, results, strict=True)}
                     for at in others:
-                        del known[id(leaves[at])]
+                        del moved[id(leaves[at])]
                 inner = dataclasses.replace(self, report=None)
-                results[place] = fmap(inner, leaf, cache=known)
+                results[place] = fmap(inner, leaf, cache=moved)
             elif generator is not None and not generator.stays:
                 results[place] = generator.adapter.generator_to(leaf, generator.device)
         return results
@@ -414,10 +414,10 @@ def _alike(signatures: Sequence[Hashable], places: Sequence[int]) -> Iterable[Se
     """Groups indices by signature; usually all arrays of a model share one."""
     if len(set(signatures)) == 1:
         return [places]
-    found: dict[Hashable, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for signature, place in zip(signatures, places, strict=True):
-        found.setdefault(signature, []).append(place)
-    return found.values()
+        groups.setdefault(signature, []).append(place)
+    return groups.values()
 
 
 _warned_no_gpu: set[str] = set()

@@ -51,9 +51,9 @@ def place_as(old: Any, new: Any) -> Any:
     """Shards new values like an array on a mesh; returns None if the division is uneven."""
     adapter = _arrays(old)
     assert isinstance(adapter, Meshes)
-    found = adapter.layout(old)
-    assert found is not None
-    mesh, spec = found
+    layout = adapter.layout(old)
+    assert layout is not None
+    mesh, spec = layout
     if not adapter.divides_unevenly:
         axes = adapter.mesh_axes(mesh) or {}
         if uneven_dimension(spec, _arrays(old).shape(old), axes) is not None:
@@ -104,12 +104,12 @@ def _check_parts(
     lacking, pieces = [], []
     for process in range(max(worlds)):
         # A framework that was not started across processes sees only itself in each of them.
-        own = held.get(process if worlds[0] > 1 else 0, ())
+        boxes = held.get(process if worlds[0] > 1 else 0, ())
         for box in needed.get(process if worlds[1] > 1 else 0, ()):
-            if sum(_common(box, other) for other in own) < _common(box, box):
-                lacking.append((process, box, own))
-            elif box not in own:
-                pieces.append((process, box, own))
+            if sum(_common(box, other) for other in boxes) < _common(box, box):
+                lacking.append((process, box, boxes))
+            elif box not in boxes:
+                pieces.append((process, box, boxes))
     if lacking:
         raise PlacementError(
             f"{_describe(*lacking[0])}, and the rest is in other processes. Reshard it in its own "
@@ -133,18 +133,18 @@ def _paste(box: Box, held: Mapping[Box, Any]) -> Any:
     """Assembles a part from several others, on the host."""
     import numpy as np
 
-    parts = {own: to_numpy(array) for own, array in held.items()}
+    parts = {piece: to_numpy(array) for piece, array in held.items()}
     new = np.empty([stop - start for start, stop in box], next(iter(parts.values())).dtype)
-    for own, values in parts.items():
-        common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, own, strict=True)]
+    for piece, values in parts.items():
+        common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece, strict=True)]
         if all(start < stop for start, stop in common):
             to = tuple(slice(s - a, e - a) for (s, e), (a, _) in zip(common, box, strict=True))
-            of = tuple(slice(s - c, e - c) for (s, e), (c, _) in zip(common, own, strict=True))
+            of = tuple(slice(s - c, e - c) for (s, e), (c, _) in zip(common, piece, strict=True))
             new[to] = values[of]
     return new
 
 
 def _arrays(array: Any) -> Arrays:
-    found = adapter_of(array)
-    assert found is not None
-    return found
+    adapter = adapter_of(array)
+    assert adapter is not None
+    return adapter

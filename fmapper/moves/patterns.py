@@ -145,27 +145,27 @@ class Found:
 
     def _after(self, state: _State, text: str) -> _State:
         """Returns the state after one more key, before rules for classes apply."""
-        found = state.after.get(text)
-        if found is None:
+        following = state.after.get(text)
+        if following is None:
             new = list(state.rules)
             for at, path in self._paths.items():
                 if new[at] is not _TAKEN:
                     positions = path.after(new[at], text)
                     new[at] = _TAKEN if path.accepts(positions) else positions
-            found = state.after[text] = self._state(new)
-        return found
+            following = state.after[text] = self._state(new)
+        return following
 
     def _inside(self, state: _State, thing: Any) -> _State:
         """Returns the state at an object after rules for its class apply."""
         cls = type(thing)
-        found = state.inside.get(cls)
-        if found is None:
+        inside = state.inside.get(cls)
+        if inside is None:
             new = list(state.rules)
             for at, pattern in enumerate(self._all.patterns):
                 if not isinstance(pattern, str) and isinstance(thing, pattern):
                     new[at] = _TAKEN
-            found = state.inside[cls] = self._state(new)
-        return found
+            inside = state.inside[cls] = self._state(new)
+        return inside
 
     def _own(self, pattern: str, tree: Any) -> str:
         """Returns a pattern from the root, without the leading `model` of messages."""
@@ -201,11 +201,11 @@ class Found:
     def _close(self, pattern: Selector) -> str:
         if isinstance(pattern, str):
             links = [link for places in self.rules.values() for link in places.values()]
-            known = {str(KeyPath.from_link(link)) for link in links} - {""}
+            names = {str(KeyPath.from_link(link)) for link in links} - {""}
             asked = pattern.removeprefix("model.")
         else:
-            known = {type(x).__qualname__ for x in self.objects.values()}
+            names = {type(x).__qualname__ for x in self.objects.values()}
             asked = pattern.__qualname__
-        close = difflib.get_close_matches(asked.strip(".*"), known, n=4, cutoff=0.5)
-        close = close or sorted(known, key=len)[:4]
+        close = difflib.get_close_matches(asked.strip(".*"), names, n=4, cutoff=0.5)
+        close = close or sorted(names, key=len)[:4]
         return f"; the tree has {', '.join(close)}" if close else ""

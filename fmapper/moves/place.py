@@ -323,26 +323,26 @@ class _Placing(Router):
             if adapter is not None:
                 arrays.setdefault(adapter.name, []).append(leaf)
         split = {}
-        for found in arrays.values():
-            adapter = adapter_of(found[0])
+        for group in arrays.values():
+            adapter = adapter_of(group[0])
             assert adapter is not None
-            for tie in find_view_ties(found, adapter) if adapter.may_share_memory(found) else ():
+            for tie in find_view_ties(group, adapter) if adapter.may_share_memory(group) else ():
                 ends, said = [], []
-                for leaf in (found[tie.view], found[tie.base]):
+                for leaf in (group[tie.view], group[tie.base]):
                     rule, link = next(iter(self.found.rules[id(leaf)].items()))
                     said.append((link, self._says(rule)))
                     try:
                         ends.append(self._end(leaf, None if rule is None else self._movers[rule]))
                     except FmapperError:  # the move itself raises this error
                         break
-                one_rule = len(self.found.rules[id(found[tie.view])]) == 1
+                one_rule = len(self.found.rules[id(group[tie.view])]) == 1
                 if one_rule and len(set(ends)) == 1:  # in one batch with its base
-                    self._base_of[id(found[tie.view])] = found[tie.base]
+                    self._base_of[id(group[tie.view])] = group[tie.base]
                 if len(set(ends)) > 1:
-                    (view, one), (base, other) = said
-                    split[id(found[tie.view])] = (
-                        f"{format_link(view)} is a view of {format_link(base)}, but {one} and "
-                        f"{other}. Send both to the same place, or copy one. {UNTOUCHED}"
+                    (view, target), (base, other_target) = said
+                    split[id(group[tie.view])] = (
+                        f"{format_link(view)} is a view of {format_link(base)}, but {target} and "
+                        f"{other_target}. Send both to the same place, or copy one. {UNTOUCHED}"
                     )
         return split
 

@@ -198,9 +198,9 @@ def plan(mover: Router, tree: Any) -> Plan | ShardPlan:
             f"plan takes a mover as its first argument, such as fmapper.to_gpu, not {mover!r}."
         )
     sync()
-    own: ShardPlan | None = mover.plan(tree)
-    if own is not None:
-        return own
+    planned: ShardPlan | None = mover.plan(tree)
+    if planned is not None:
+        return planned
     move = Move(mover, tree, None, ())
     refused: dict[KeyPath, PlannedLeaf] = {}
 

@@ -52,16 +52,16 @@ class Router:
     ) -> tuple[dict[int, Any], Callable[[Any], Any]]:
         """Moves all leaves of a tree, or none; see `fmapper.tree.tree_map.TreeFunction`."""
         move = Move(self, tree, is_leaf, cache or ())
-        found = move.found
-        for node, kind in found.nodes:
+        collected = move.found
+        for node, kind in collected.nodes:
             move.check_node(node, kind)
-        for node, leaf in found.missing if cache is not None else ():  # else ties are not kept
+        for node, leaf in collected.missing if cache is not None else ():  # else ties are not kept
             move.check_borrowed(node, leaf)
-        leaves = [*found.by_id.values()]
+        leaves = [*collected.by_id.values()]
         reports = move.reports(leaves)
         memo = {}
         if cache is not None:
-            memo = dict(zip(found.by_id, move.carry(leaves), strict=True))
+            memo = dict(zip(collected.by_id, move.carry(leaves), strict=True))
         for report, plan in reports:
             report(plan)
         return memo, move.alone
@@ -71,10 +71,10 @@ class Move:
     """One router and the leaves of one tree."""
 
     def __init__(
-        self, router: Router, tree: Any, is_leaf: Callable[[Any], bool] | None, known: Any
+        self, router: Router, tree: Any, is_leaf: Callable[[Any], bool] | None, skip: Any
     ) -> None:
         self.router = router.for_tree(tree, is_leaf)
-        self.found = Leaves(tree, is_leaf, known)
+        self.found = Leaves(tree, is_leaf, skip)
 
     def check_node(self, node: Any, kind: NodeType) -> None:
         """Raises NotAFunctorError for a node that would leave arrays behind."""
@@ -101,8 +101,8 @@ class Move:
             places = [at for at, leaf in enumerate(leaves) if aside.get(id(leaf)) is rule]
             part = [leaves[at] for at in places]
             for mover, chosen in self.router.groups(part, self.where(part)) if part else ():
-                own = mover if rule is None else mover.uncast
-                groups.setdefault(own, []).extend(places[at] for at in chosen)
+                target = mover if rule is None else mover.uncast
+                groups.setdefault(target, []).extend(places[at] for at in chosen)
         return groups.items()
 
     def reports(self, leaves: Sequence[Any]) -> list[tuple[Callable[[Plan], object], Plan]]:

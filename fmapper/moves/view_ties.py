@@ -64,14 +64,14 @@ def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Arrays) ->
     ties: list[ViewTie] = []
     bases: list[_Span] = []
     for span in sorted(cluster, key=lambda span: span.rank_as_base) if len(cluster) > 1 else ():
-        own = arrays[span.index]
+        array = arrays[span.index]
         base = next(
             (
                 base
                 for base in bases
                 if span.low < base.high
                 and base.low < span.high
-                and adapter.shares_elements(own, arrays[base.index])
+                and adapter.shares_elements(array, arrays[base.index])
             ),
             None,
         )

@@ -29,10 +29,10 @@ def gelu(x: Any, approximate: str = "none") -> Any:
         x: Of any shape.
         approximate: "none", or "tanh" for the formula with a hyperbolic tangent.
     """
-    found = floating_kernels("gelu", x)
+    functional = floating_kernels("gelu", x)
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate={approximate!r} is neither 'none' nor 'tanh'")
-    return found.gelu(x, approximate == "tanh")
+    return functional.gelu(x, approximate == "tanh")
 
 
 def silu(x: Any) -> Any:

@@ -32,13 +32,13 @@ def kernels(function: str, x: Any) -> Any:
             f"{function}: x is a {type(x).__name__}, not an array. Create one of the desired "
             f"backend: numpy.asarray, torch.as_tensor or jax.numpy.asarray."
         )
-    found = adapter.functional if isinstance(adapter, Compute) else None
-    if found is None:
+    functional = adapter.functional if isinstance(adapter, Compute) else None
+    if functional is None:
         raise UnsupportedLeafError(
             f"{function}: the {adapter.name} adapter has no neural functions. "
             "Move the arrays first: to_torch, to_jax or to_numpy."
         )
-    return found
+    return functional
 
 
 def floating_kernels(function: str, x: Any, name: str = "x") -> Any:
@@ -48,14 +48,14 @@ def floating_kernels(function: str, x: Any, name: str = "x") -> Any:
         TypeError: `x` is not an array, or its dtype is neither floating nor complex.
         UnsupportedLeafError: Its adapter has no kernels.
     """
-    found = kernels(function, x)
+    functional = kernels(function, x)
     dtype = _dtype(x)
     if not _is_inexact(dtype):
         raise TypeError(
             f"{function}: {name} is of dtype {dtype}, which cannot hold the result. Cast it to a "
             f"floating-point dtype first, with astype of its fmapper.array_namespace."
         )
-    return found
+    return functional
 
 
 def check_indices(function: str, name: str, x: Any) -> None:
@@ -84,25 +84,25 @@ def common(function: str, x: Any, *others: tuple[str, Any]) -> Any:
         MixedDevicesError: The arrays belong to several backends; names the first that differs.
         TypeError: One of them is not an array.
     """
-    found = kernels(function, x)
+    functional = kernels(function, x)
     cls = type(x)
     for name, other in others:
         if other is None or type(other) is cls:
             continue
         adapter = adapter_of(other)
-        if not isinstance(adapter, Compute) or adapter.functional is not found:
+        if not isinstance(adapter, Compute) or adapter.functional is not functional:
             raise _mixing_error(function, x, name, other)
-    return found
+    return functional
 
 
 def _mixing_error(function: str, x: Any, name: str, other: Any) -> Exception:
-    own, adapter = adapter_of(x), adapter_of(other)
-    assert own is not None
+    owner, adapter = adapter_of(x), adapter_of(other)
+    assert owner is not None
     if adapter is None:
         return TypeError(f"{function}: {name} is a {type(other).__name__}, not an array.")
-    mover = f"to_{own.name}" if hasattr(fmapper, f"to_{own.name}") else "to_device"
+    mover = f"to_{owner.name}" if hasattr(fmapper, f"to_{owner.name}") else "to_device"
     return MixedDevicesError(
-        f"{function}: the first argument is an array of {own.name}, but {name} is one of "
+        f"{function}: the first argument is an array of {owner.name}, but {name} is one of "
         f"{adapter.name}. Move one of them first: {mover}({name})."
     )
 
@@ -122,16 +122,16 @@ def sizes(function: str, name: str, value: Any, count: int, *, least: int = 1) -
     if type(value) is int and value >= least:  # the usual case
         return (value,) * count
     if isinstance(value, int):
-        found: tuple[int, ...] = (value,) * count
+        values: tuple[int, ...] = (value,) * count
     elif isinstance(value, Sequence):
-        found = tuple([operator.index(v) for v in value])
+        values = tuple([operator.index(v) for v in value])
     else:
-        found = (operator.index(value),) * count
-    if len(found) != count or min(found) < least:
+        values = (operator.index(value),) * count
+    if len(values) != count or min(values) < least:
         raise ValueError(
             f"{function}: {name}={value!r} must be one integer or {count}, each at least {least}"
         )
-    return found
+    return values
 
 
 def pads(

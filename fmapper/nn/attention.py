@@ -34,7 +34,7 @@ def scaled_dot_product_attention(
     """
     name = "scaled_dot_product_attention"
     floating_kernels(name, query, "query")
-    found = common(name, query, ("key", key), ("value", value), ("attn_mask", attn_mask))
+    functional = common(name, query, ("key", key), ("value", value), ("attn_mask", attn_mask))
     ranks = len(query.shape), len(key.shape), len(value.shape)
     if (
         min(ranks) < 2
@@ -50,4 +50,4 @@ def scaled_dot_product_attention(
         raise ValueError(f"{name}: pass attn_mask or is_causal, not both")
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
-    return found.attention(query, key, value, attn_mask, is_causal, scale)
+    return functional.attention(query, key, value, attn_mask, is_causal, scale)

@@ -99,7 +99,7 @@ def _conv(
     dilation: Ints,
     groups: int,
 ) -> Any:
-    found = common(function, x, ("weight", weight), ("bias", bias))
+    functional = common(function, x, ("weight", weight), ("bias", bias))
     given, shape = tuple(x.shape), tuple(weight.shape)  # slices of a torch.Size are slow
     rank = len(given)
     if (
@@ -126,8 +126,8 @@ def _conv(
             spread = [d * (k - 1) + 1 for d, k in zip(dilation, shape[2:], strict=True)]
             check_windows(function, x, spread, padding)
     if rank == count + 1:
-        return found.conv(x[None], weight, bias, stride, padding, dilation, groups)[0]
-    return found.conv(x, weight, bias, stride, padding, dilation, groups)
+        return functional.conv(x[None], weight, bias, stride, padding, dilation, groups)[0]
+    return functional.conv(x, weight, bias, stride, padding, dilation, groups)
 
 
 def conv_transpose1d(
@@ -206,7 +206,7 @@ def _conv_transpose(
     groups: int,
     dilation: Ints,
 ) -> Any:
-    found = common(function, x, ("weight", weight), ("bias", bias))
+    functional = common(function, x, ("weight", weight), ("bias", bias))
     rank, shape = len(x.shape), weight.shape
     if (
         not count < rank <= count + 2
@@ -242,5 +242,5 @@ def _conv_transpose(
         raise ValueError(f"{function}: padding={padding} leaves a result of sizes {tuple(new)}")
     args = (weight, bias, stride, padding, extra, groups, dilation)
     if rank == count + 1:
-        return found.conv_transpose(x[None], *args)[0]
-    return found.conv_transpose(x, *args)
+        return functional.conv_transpose(x[None], *args)[0]
+    return functional.conv_transpose(x, *args)

@@ -24,12 +24,12 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
         >>> F.linear(np.ones((2, 3)), np.ones((4, 3))).shape
         (2, 4)
     """
-    found = common("linear", x, ("weight", weight), ("bias", bias))
+    functional = common("linear", x, ("weight", weight), ("bias", bias))
     if len(weight.shape) != 2 or not len(x.shape) or x.shape[-1] != weight.shape[1]:
         raise shape_error("linear", "x (..., in) and weight (out, in)", x=x, weight=weight)
     if bias is not None and tuple(bias.shape) != tuple(weight.shape[:1]):
         raise shape_error("linear", "a bias (out,)", weight=weight, bias=bias)
-    return found.linear(x, weight, bias)
+    return functional.linear(x, weight, bias)
 
 
 def embedding(x: Any, weight: Any) -> Any:
@@ -43,11 +43,11 @@ def embedding(x: Any, weight: Any) -> Any:
         Of shape (*x.shape, width). An index that is negative or too large is an IndexError in NumPy
         and torch; JAX cannot raise in compiled programs and returns a row of NaN.
     """
-    found = common("embedding", x, ("weight", weight))
+    functional = common("embedding", x, ("weight", weight))
     if len(weight.shape) != 2:
         raise shape_error("embedding", "a weight (rows, width)", weight=weight)
     check_indices("embedding", "x", x)
-    return found.embedding(x, weight)
+    return functional.embedding(x, weight)
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = None) -> Any:
@@ -61,8 +61,8 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = None) -> Any:
     Returns:
         Of shape (*x.shape, num_classes); an index out of range gives zeros.
     """
-    found = kernels("one_hot", x)
+    functional = kernels("one_hot", x)
     if num_classes < 1:
         raise ValueError(f"one_hot: num_classes={num_classes} must be at least 1")
     check_indices("one_hot", "x", x)
-    return found.one_hot(x, num_classes, dtype)
+    return functional.one_hot(x, num_classes, dtype)

@@ -31,7 +31,7 @@ def cross_entropy(
         A scalar, or for "none" an array of the shape of the indices.
     """
     floating_kernels("cross_entropy", x)
-    found = common("cross_entropy", x, ("target", target))
+    functional = common("cross_entropy", x, ("target", target))
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"cross_entropy: label_smoothing={label_smoothing} is not in [0, 1]")
     _check_reduction("cross_entropy", reduction)
@@ -45,9 +45,9 @@ def cross_entropy(
         )
     axis = 0 if len(shape) == 1 else 1
     if given == shape:
-        return found.soft_cross_entropy(x, target, axis, reduction, label_smoothing)
+        return functional.soft_cross_entropy(x, target, axis, reduction, label_smoothing)
     check_indices("cross_entropy", "target", target)
-    return found.cross_entropy(x, target, axis, ignore_index, reduction, label_smoothing)
+    return functional.cross_entropy(x, target, axis, ignore_index, reduction, label_smoothing)
 
 
 def mse_loss(x: Any, target: Any, *, reduction: str = "mean") -> Any:
@@ -59,11 +59,11 @@ def mse_loss(x: Any, target: Any, *, reduction: str = "mean") -> Any:
         reduction: "mean", "sum", or "none".
     """
     floating_kernels("mse_loss", x)
-    found = common("mse_loss", x, ("target", target))
+    functional = common("mse_loss", x, ("target", target))
     _check_reduction("mse_loss", reduction)
     if tuple(x.shape) != tuple(target.shape):
         raise shape_error("mse_loss", "x and target of one shape", x=x, target=target)
-    return found.mse_loss(x, target, reduction)
+    return functional.mse_loss(x, target, reduction)
 
 
 def _check_reduction(function: str, reduction: str) -> None:

@@ -22,9 +22,9 @@ def layer_norm(
         eps: Added to the variance.
     """
     floating_kernels("layer_norm", x)
-    found = common("layer_norm", x, ("weight", weight), ("bias", bias))
+    functional = common("layer_norm", x, ("weight", weight), ("bias", bias))
     shape = _last("layer_norm", x, normalized_shape, weight=weight, bias=bias)
-    return found.layer_norm(x, shape, weight, bias, eps)
+    return functional.layer_norm(x, shape, weight, bias, eps)
 
 
 def rms_norm(x: Any, normalized_shape: Ints, weight: Any = None, eps: float | None = None) -> Any:
@@ -37,19 +37,19 @@ def rms_norm(x: Any, normalized_shape: Ints, weight: Any = None, eps: float | No
         eps: Added to the mean square; the machine epsilon of x's dtype if it is None.
     """
     floating_kernels("rms_norm", x)
-    found = common("rms_norm", x, ("weight", weight))
+    functional = common("rms_norm", x, ("weight", weight))
     shape = _last("rms_norm", x, normalized_shape, weight=weight)
-    return found.rms_norm(x, shape, weight, eps)
+    return functional.rms_norm(x, shape, weight, eps)
 
 
 def _last(function: str, x: Any, shape: Ints, **scales: Any) -> tuple[int, ...]:
-    found = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not found or tuple(x.shape[len(x.shape) - len(found) :]) != found:
-        raise shape_error(function, f"x that ends in {found}", x=x)
+    expected = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not expected or tuple(x.shape[len(x.shape) - len(expected) :]) != expected:
+        raise shape_error(function, f"x that ends in {expected}", x=x)
     for name, scale in scales.items():
-        if scale is not None and tuple(scale.shape) != found:
-            raise shape_error(function, f"a {name} of shape {found}", **{name: scale})
-    return found
+        if scale is not None and tuple(scale.shape) != expected:
+            raise shape_error(function, f"a {name} of shape {expected}", **{name: scale})
+    return expected
 
 
 def group_norm(
@@ -65,13 +65,13 @@ def group_norm(
         eps: Added to the variance.
     """
     floating_kernels("group_norm", x)
-    found = common("group_norm", x, ("weight", weight), ("bias", bias))
+    functional = common("group_norm", x, ("weight", weight), ("bias", bias))
     if len(x.shape) < 2 or num_groups < 1 or x.shape[1] % num_groups:
         raise shape_error(
             "group_norm", f"x (batch, channels, ...) with channels in {num_groups} groups", x=x
         )
     _per_channel("group_norm", x, weight=weight, bias=bias)
-    return found.group_norm(x, num_groups, weight, bias, eps)
+    return functional.group_norm(x, num_groups, weight, bias, eps)
 
 
 def batch_norm(
@@ -105,7 +105,7 @@ def batch_norm(
         two are the arguments.
     """
     floating_kernels("batch_norm", x)
-    found = common(
+    functional = common(
         "batch_norm",
         x,
         ("running_mean", running_mean),
@@ -124,11 +124,11 @@ def batch_norm(
         bias=bias,
     )
     if not training:
-        out = found.batch_norm_with(x, running_mean, running_var, weight, bias, eps)
+        out = functional.batch_norm_with(x, running_mean, running_var, weight, bias, eps)
         return out, running_mean, running_var
     if math.prod(x.shape) <= x.shape[1]:
         raise shape_error("batch_norm", "more than one value per channel, or training=False", x=x)
-    result: tuple[Any, Any, Any] = found.batch_norm(
+    result: tuple[Any, Any, Any] = functional.batch_norm(
         x, running_mean, running_var, weight, bias, momentum, eps
     )
     return result
@@ -151,11 +151,11 @@ def dropout(x: Any, rate: float, key: Any, *, training: bool = True) -> Any:
             `random.bernoulli(key, 1 - rate, x.shape)` is false.
         training: Whether to drop elements; if not, x is returned.
     """
-    found = kernels("dropout", x)
+    functional = kernels("dropout", x)
     if not 0 <= rate <= 1:
         raise ValueError(f"dropout: rate={rate} is not a probability")
     if not training or rate == 0:
         return x
     floating_kernels("dropout", x)
     kept = random.bernoulli(key, 1 - rate, tuple(x.shape), like=x)
-    return found.dropout(x, kept, 0.0 if rate == 1 else 1 / (1 - rate))
+    return functional.dropout(x, kept, 0.0 if rate == 1 else 1 / (1 - rate))

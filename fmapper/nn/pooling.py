@@ -90,7 +90,7 @@ def _pool(
     padding: Ints,
     count_include_pad: bool | None = None,
 ) -> Any:
-    found = (kernels if count_include_pad is None else floating_kernels)(function, x)
+    functional = (kernels if count_include_pad is None else floating_kernels)(function, x)
     rank = len(x.shape)
     if not count < rank <= count + 2:
         raise shape_error(function, f"x (batch, channels, {count} sizes)", x=x)
@@ -102,7 +102,7 @@ def _pool(
     check_windows(function, x, window, tuple([(p, p) for p in around]))
     batched = x if rank == count + 2 else x[None]
     if count_include_pad is None:
-        out = found.max_pool(batched, window, step, around)
+        out = functional.max_pool(batched, window, step, around)
     else:
-        out = found.avg_pool(batched, window, step, around, count_include_pad)
+        out = functional.avg_pool(batched, window, step, around, count_include_pad)
     return out if rank == count + 2 else out[0]

@@ -47,9 +47,9 @@ _DUNDER = "__fmapper__"
 def declaration_of(cls: type) -> Declaration | None:
     """Returns the declaration that instances of `cls` follow: its own, or the nearest inherited."""
     for base in cls.__mro__:
-        found = _declared.get(base) or base.__dict__.get(_DUNDER)
-        if found is not None:
-            return found
+        declaration = _declared.get(base) or base.__dict__.get(_DUNDER)
+        if declaration is not None:
+            return declaration
     return None
 
 
@@ -196,12 +196,12 @@ def _names(cls: type, given: Iterable[str], option: str) -> tuple[str, ...]:
             )
     if len(set(names)) < len(names):
         raise DeclarationError(f"functor: {option} of {cls.__name__} repeats a name: {names}.")
-    known = _known_names(cls)
-    missing = [name for name in names if known is not None and name not in known]
+    allowed = _known_names(cls)
+    missing = [name for name in names if allowed is not None and name not in allowed]
     if missing:
         raise DeclarationError(
             f"functor: {cls.__name__} has no attribute {', '.join(map(repr, missing))}. "
-            f"It has: {', '.join(sorted(known or ())) or 'none'}."
+            f"It has: {', '.join(sorted(allowed or ())) or 'none'}."
         )
     return names
 
@@ -228,8 +228,8 @@ def _known_names(cls: type) -> set[str] | None:
         has_class_attribute(cls, hook) for hook in ("__post_init__", "__attrs_post_init__")
     ):
         return None
-    own = {name for base in cls.__mro__[:-1] for name in base.__dict__}
-    names = set(fields or ()) | set(slot_names(cls)) | own
+    inherited = {name for base in cls.__mro__[:-1] for name in base.__dict__}
+    names = set(fields or ()) | set(slot_names(cls)) | inherited
     return {name for name in names if not (name.startswith("__") and name.endswith("__"))}
 
 
@@ -245,21 +245,23 @@ def _declare(declaration: Declaration) -> None:
     if cls in _declared:
         return
     _declared[cls] = declaration
-    own = cls.__flags__ & _HEAP_TYPE and not cls.__flags__ & _IMMUTABLE_TYPE
-    if own and not class_attribute(cls, "_is_protocol"):  # a protocol counts its attributes
+    is_mutable = cls.__flags__ & _HEAP_TYPE and not cls.__flags__ & _IMMUTABLE_TYPE
+    if is_mutable and not class_attribute(cls, "_is_protocol"):  # a protocol counts its attributes
         # Class decorators that make a new class of this one (slots=True) copy its attributes.
         type.__setattr__(cls, _DUNDER, declaration)
         _watch_subclasses(cls)
-    known = [cls]
-    for base in known:
+    classes = [cls]
+    for base in classes:
         tell(base)
         derived: list[type] = type.__subclasses__(base)
-        known += [sub for sub in derived if sub not in known]
+        classes += [sub for sub in derived if sub not in classes]
 
 
 def _say_the_same(a: Declaration, b: Declaration) -> bool:
     """Returns whether two declarations agree, as when a notebook cell runs again."""
-    mine, other = (dataclasses.replace(one, cls=object, rebuild=None) for one in (a, b))
+    mine, other = (
+        dataclasses.replace(declaration, cls=object, rebuild=None) for declaration in (a, b)
+    )
     return mine == other and _do_the_same(a.rebuild, b.rebuild)
 
 

@@ -96,8 +96,8 @@ def like(keep: Callable[[Any], None], new: Any, old: Any, make: Callable[[Any, A
     if is_known and not kept.again:  # it has no other place
         made = kept.memo[id(old)] = make(new, old)
         return made
-    _, known, made = kept.alike.get(id(new), (None, None, None))
-    if known is not old:
+    _, earlier, made = kept.alike.get(id(new), (None, None, None))
+    if earlier is not old:
         made = make(new, old)
         kept.alike[id(new)] = new, old, made
         if is_known:
@@ -179,9 +179,9 @@ def opener(
     """Makes an opener for nodes that exist only once their children do."""
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
-        found = children(node)
-        keep(found)
-        return PENDING, iter(found.items()), dict(found), functools.partial(rebuild, node)
+        contents = children(node)
+        keep(contents)
+        return PENDING, iter(contents.items()), dict(contents), functools.partial(rebuild, node)
 
     return open
 
@@ -262,20 +262,20 @@ def kind_of(cls: type) -> NodeType | Kind:
     declares during the lookup would be found in JAX's registry, where its declaration has just put
     it, and be mistaken for a class of JAX.
     """
-    found = kinds.get(cls)
-    while found is None:
+    kind = kinds.get(cls)
+    while kind is None:
         before = _generation[0]
-        found = kinds[cls] = _look_up(cls)
+        kind = kinds[cls] = _look_up(cls)
         if before is not _generation[0]:
             kinds.pop(cls, None)
-            found = None
-    return found
+            kind = None
+    return kind
 
 
 def node_type_of(node: Any) -> NodeType | None:
     """Returns the node type of an object; None for leaves, and nodes that cannot have children."""
-    found = kind_of(type(node))
-    return found if isinstance(found, NodeType) else None
+    kind = kind_of(type(node))
+    return kind if isinstance(kind, NodeType) else None
 
 
 def plain_type_of(cls: type) -> NodeType | Kind:
@@ -296,13 +296,13 @@ def registered_type_of(cls: type) -> NodeType | None:
 
 def _look_up(cls: type) -> NodeType | Kind:
     answers = (source.kind(cls) for source in sources)
-    found: NodeType | Kind | None = next((kind for kind in answers if kind is not None), None)
-    if found is None and issubclass(cls, numbers.Number):
+    answer: NodeType | Kind | None = next((kind for kind in answers if kind is not None), None)
+    if answer is None and issubclass(cls, numbers.Number):
         return ATOM
-    if found is None:
+    if answer is None:
         _unknown.append(cls)
         return LEAF
-    if isinstance(found, NodeType):
+    if isinstance(answer, NodeType):
         for source in sources:
             source.meet(cls)
-    return found
+    return answer

@@ -40,9 +40,9 @@ class Declarations(Source):
             return LEAF
         names = declaration.children
         if declaration.rebuild is None:
-            own = container_type(cls) if issubclass(cls, tuple) else own_type_of(cls)
-            if own is not None:
-                return own if names is None else restrict(own, names)
+            node_type = container_type(cls) if issubclass(cls, tuple) else own_type_of(cls)
+            if node_type is not None:
+                return node_type if names is None else restrict(node_type, names)
         made = functor_type(cls, declaration)
         made.computed = any(
             isinstance(class_attribute(cls, name), property) for name in names or ()
@@ -93,19 +93,19 @@ def _reader(
 
     def read(node: Any) -> dict[str, Any]:
         if names is not None:
-            found = {}
+            values = {}
             for name in names:
                 try:
-                    found[name] = getattr(node, name)
+                    values[name] = getattr(node, name)
                 except AttributeError:
                     if not optional:
                         raise _no_such_child(node, name) from None
-            return found
-        found = {name: getattr(node, name) for name in slots if hasattr(node, name)}
-        found.update(getattr(node, "__dict__", {}))
+            return values
+        values = {name: getattr(node, name) for name in slots if hasattr(node, name)}
+        values.update(getattr(node, "__dict__", {}))
         for name in (*cached, *_NO_CHILDREN):
-            found.pop(name, None)
-        return found
+            values.pop(name, None)
+        return values
 
     return read
 
@@ -187,8 +187,8 @@ def _open_any(
     """Makes an opener for slots, properties or a mixture, which fills the shell at the end."""
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
-        found = read(node)
-        keep(found)
+        contents = read(node)
+        keep(contents)
         try:
             new = _new(cls)
         except TypeError as error:
@@ -196,14 +196,14 @@ def _open_any(
                 f"{cls.__name__} cannot be created empty ({error}): pass rebuild=."
             ) from error
         for name in slots:
-            if name not in found and name not in cached and hasattr(node, name):
+            if name not in contents and name not in cached and hasattr(node, name):
                 _set(new, name, getattr(node, name))
         state = getattr(node, "__dict__", None)
         if state:
             new.__dict__.update(
                 (name, value)
                 for name, value in state.items()
-                if name not in found and name not in cached
+                if name not in contents and name not in cached
             )
 
         def finish(filled: dict[str, Any]) -> Any:
@@ -217,7 +217,7 @@ def _open_any(
                     ) from error
             return new
 
-        return new, iter(found.items()), found.copy(), finish
+        return new, iter(contents.items()), contents.copy(), finish
 
     return open
 
@@ -240,14 +240,14 @@ def _custom(
                 f"argument."
             )
         try:
-            found, again = read(new), read(new)
+            rebuilt, again = read(new), read(new)
         except DeclarationError as error:
             raise RebuildError(f"{what} forgot a child: {error.args[0]}") from error
         for key, child in new_children.items():
-            if key in found and found[key] is not again[key]:
+            if key in rebuilt and rebuilt[key] is not again[key]:
                 continue  # the class makes a new child on each access
-            if key not in found or not _same(found[key], child):
-                got = _a(found[key]) if key in found else "nothing"
+            if key not in rebuilt or not _same(rebuilt[key], child):
+                got = _a(rebuilt[key]) if key in rebuilt else "nothing"
                 raise RebuildError(
                     f"{what} forgot the child {key!r}: it got {_a(child)}, but the new node holds "
                     f"{got}. It must store the children without converting or copying them."
@@ -276,11 +276,11 @@ def restrict(kind: NodeType, names: tuple[str, ...]) -> NodeType:
     """Narrows a node type to the declared children."""
 
     def children(node: Any) -> dict[Any, Any]:
-        found = kind.children(node)
+        contents = kind.children(node)
         for name in names:
-            if name not in found:
+            if name not in contents:
                 raise _no_such_child(node, name)
-        return {name: found[name] for name in names}
+        return {name: contents[name] for name in names}
 
     def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
         return kind.rebuild(node, kind.children(node) | dict(new_children))

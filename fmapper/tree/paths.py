@@ -97,15 +97,15 @@ def _steps(tree: Any, path: KeyPath) -> list[Any]:
     for depth, key in enumerate(path.keys):
         node_type = node_type_of(nodes[-1])
         have = {} if node_type is None else node_type.children(nodes[-1])
-        own = _own_key(have, key)
-        if own not in have:
+        child_key = _own_key(have, key)
+        if child_key not in have:
             what = type(nodes[-1]).__name__
             keys = ", ".join(map(repr, have)) if have else "no children"
             raise PathError(
                 f"{format_keys(path.keys[:depth])}: there is no child {key!r}. "
                 f"This {what} has {keys}."
             )
-        nodes.append(have[own])
+        nodes.append(have[child_key])
     return nodes
 
 

@@ -161,7 +161,7 @@ class TreeMap:
         parent's finish.
         """
         f, is_leaf, prune, resolve = self.f, self.is_leaf, self.prune, self.resolve or kind_of
-        memo, known, keep = self.memo, self.known, self.kept.append
+        memo, results, keep = self.memo, self.known, self.kept.append
         again = None if self.prefilled else self.kept.again.append
         types: dict[type, Any] = kinds if self.resolve is None else {}
         ident: Callable[[Any], Any] = id
@@ -207,9 +207,9 @@ class TreeMap:
                         if caching and kind is not CHILDLESS and child is not _EMPTY:
                             memo[i] = new
                     elif kind is DICT and cursor is None:  # the commonest node, in line
-                        if known is not None:
+                        if results is not None:
                             try:  # a flat node, such as a state dict, takes no loop
-                                new = {k: known[id(x)] for k, x in child.items()}
+                                new = {k: results[id(x)] for k, x in child.items()}
                                 memo[i] = slots[key] = new
                                 continue
                             except KeyError:  # it contains nodes
@@ -361,7 +361,7 @@ class _Cursor:
         self.keep(matched)
         for key, child in have.items():
             self.link = (parent, key)
-            self.others = tuple([found[key] for found in matched])
+            self.others = tuple([children[key] for children in matched])
             yield key, child
 
     def identity(self, child: Any) -> tuple[int, ...]:
@@ -448,5 +448,5 @@ def _recurse_into(
     new = {}
     for key, child in have.items():
         place = () if path is None else (KeyPath(path, key),)
-        new[key] = recurse(*place, child, *(found[key] for found in matched))
+        new[key] = recurse(*place, child, *(children[key] for children in matched))
     return node, node_type, have, new

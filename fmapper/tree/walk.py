@@ -32,7 +32,7 @@ def walk(
     state: Any = None,
     down: Down | None = None,
     enter: Enter | None = None,
-    known: Container[int] = (),
+    skip: Container[int] = (),
 ) -> Iterator[tuple[Link, Any, NodeType | Kind | None, Any]]:
     """Yields (link, node or leaf, its kind or None for a leaf, state), parents first, depth first.
 
@@ -46,7 +46,7 @@ def walk(
             that of its node; None if all have the same state.
         enter: `enter(value, kind)` returns the (key, child) pairs of an object to enter, None for a
             leaf. By default nodes are entered.
-        known: With `once`: ids that count as seen already.
+        skip: With `once`: ids that count as seen already.
     """
     look, look_up = kinds.get, kind_of
     seen: dict[Any, Any] = {}
@@ -64,7 +64,7 @@ def walk(
             i = id(child)
             if once and kind is not ATOM and kind is not INTERNED:
                 identity = i if down is None else (i, inner)
-                if identity in seen or i in above or i in known:
+                if identity in seen or i in above or i in skip:
                     continue
                 seen[identity] = child
             below: Iterable[Item] | None = None
@@ -99,10 +99,10 @@ def visit(
     *,
     is_leaf: Callable[[Any], bool] | None = None,
     once: bool = False,
-    known: Container[int] = (),
+    skip: Container[int] = (),
 ) -> Iterator[tuple[Link, Any, NodeType | Kind | None]]:
     """Yields like `walk`, without the state, and by default at every place."""
-    for link, value, kind, _ in walk(tree, once=once, is_leaf=is_leaf, known=known):
+    for link, value, kind, _ in walk(tree, once=once, is_leaf=is_leaf, skip=skip):
         yield link, value, kind
 
 
@@ -142,10 +142,10 @@ def match_children(node: Any, have: Mapping[Any, Any], other: Any) -> dict[Any, 
         return {}
     kind = kind_of(type(other))
     if isinstance(kind, NodeType):
-        found = kind.children(other)
-        if found.keys() == have.keys():
-            return found
-        problem = _differing_keys(node, have, other, found)
+        children = kind.children(other)
+        if children.keys() == have.keys():
+            return children
+        problem = _differing_keys(node, have, other, children)
     elif kind is CHILDLESS and not have:
         return {}
     else:
@@ -158,13 +158,13 @@ def match_children(node: Any, have: Mapping[Any, Any], other: Any) -> dict[Any, 
 
 
 def _differing_keys(
-    node: Any, have: Mapping[Any, Any], other: Any, found: Mapping[Any, Any]
+    node: Any, have: Mapping[Any, Any], other: Any, children: Mapping[Any, Any]
 ) -> str:
     mine, theirs = type(node).__name__, type(other).__name__
-    if all(list(keys) == list(range(len(keys))) for keys in (have, found)):
-        return f"{mine} has {_count(have)}, {theirs} in a later tree has {_count(found)}."
-    missing = [repr(key) for key in have if key not in found]
-    extra = [repr(key) for key in found if key not in have]
+    if all(list(keys) == list(range(len(keys))) for keys in (have, children)):
+        return f"{mine} has {_count(have)}, {theirs} in a later tree has {_count(children)}."
+    missing = [repr(key) for key in have if key not in children]
+    extra = [repr(key) for key in children if key not in have]
     parts = [f"lacks {', '.join(missing)}"] * bool(missing)
     parts += [f"has {', '.join(extra)} besides"] * bool(extra)
     names = ", ".join(map(repr, have)) or "no children"
