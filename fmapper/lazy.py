@@ -38,8 +38,8 @@ def surface(
         return names
 
     def names() -> list[str]:
-        own = vars(sys.modules[package])
-        return sorted({*public(), *modules, *(name for name in own if name.startswith("__"))})
+        namespace = vars(sys.modules[package])
+        return sorted({*public(), *modules, *(name for name in namespace if name.startswith("__"))})
 
     return find, names
 

@@ -51,7 +51,7 @@ def draw_memory(plan: Plan, depth: int, axes: Axes | None) -> Axes:
     axes = axes_for("a plan", len(sizes), axes)
     total = {part: sum(by_device.values()) for part, by_device in sizes.items()}
     scale, unit = next(
-        (one for one in _UNITS if max(total.values(), default=0) >= one[0]), _UNITS[-1]
+        (pair for pair in _UNITS if max(total.values(), default=0) >= pair[0]), _UNITS[-1]
     )
     ends = dict.fromkeys(sizes, 0.0)
     for to in dict.fromkeys(device for by_device in sizes.values() for device in by_device):
@@ -63,22 +63,22 @@ def draw_memory(plan: Plan, depth: int, axes: Axes | None) -> Axes:
     axes.set(xlabel=f"new memory in {unit}", title=f"Memory of {plan.mover}")
     if sizes:
         axes.legend(title="on")
-    told = ", ".join(f"{part} {size / scale:.3g} {unit}" for part, size in total.items())
-    axes.set_label(f"New memory of {plan.mover} by part: {told or 'none'}.")
+    shares = ", ".join(f"{part} {size / scale:.3g} {unit}" for part, size in total.items())
+    axes.set_label(f"New memory of {plan.mover} by part: {shares or 'none'}.")
     return axes
 
 
 def draw_differences(layers: Sequence[Difference], axes: Axes | None) -> Axes:
     """Plots the difference of each layer, relative to its largest element."""
     axes = axes_for("a report", len(layers), axes)
-    names = [one.path for one in layers]
-    shares = [one.share for one in layers]
-    limits = [one.allowed / (one.scale or 1.0) for one in layers]
+    names = [layer.path for layer in layers]
+    shares = [layer.share for layer in layers]
+    limits = [layer.allowed / (layer.scale or 1.0) for layer in layers]
     finite = [share for share in shares if math.isfinite(share)]
     top = 10 * max((*finite, *limits))
-    low = min((one for one in (*finite, *limits) if one), default=top) / 10
+    low = min((value for value in (*finite, *limits) if value), default=top) / 10
     shown = [min(max(share, low), top) for share in shares]
-    colors = ["C0" if one.ok else "C3" for one in layers]
+    colors = ["C0" if layer.ok else "C3" for layer in layers]
     axes.barh(names, shown, color=colors)
     axes.plot([limit or math.nan for limit in limits], names, "k|", markersize=12, label="allowed")
     axes.invert_yaxis()  # the first layer on top
@@ -89,8 +89,8 @@ def draw_differences(layers: Sequence[Difference], axes: Axes | None) -> Axes:
         title="Difference by layer",
     )
     axes.legend()
-    worst = max(layers, key=lambda one: one.share)
-    wrong = [one.path for one in layers if not one.ok]
+    worst = max(layers, key=lambda layer: layer.share)
+    wrong = [layer.path for layer in layers if not layer.ok]
     axes.set_label(
         f"Difference by layer: {len(layers) - len(wrong)} of {len(layers)} agree, "
         f"{worst.path} differs most, by {worst.share:.1e} of its largest element"

@@ -334,16 +334,16 @@ def _exact(name: str, key: Any, like: Any, dtype: str, *args: Any) -> Any:
 
 
 def _native(name: str, key: Any, like: Any, *args: Any, dtype: str = "") -> Any:
-    own, words = _source(key)
+    owner, words = _source(key)
     target = _kernels(like, "like")
-    if target is not own:
-        words = target.put(own.to_host(words), like)
+    if target is not owner:
+        words = target.put(owner.to_host(words), like)
     elif like is not key:
         words = target.put(words, like)
     _check_storable(like, dtype)
     if name != "permutation" and target.on_host(words, dtype) and _plain(args):
-        found = getattr(_host_kernels(), name)(target.to_host(words), *args)
-        return target.put(found, words)
+        drawn = getattr(_host_kernels(), name)(target.to_host(words), *args)
+        return target.put(drawn, words)
     return getattr(target, name)(words, *args)
 
 
@@ -354,13 +354,13 @@ def _plain(args: Sequence[Any]) -> bool:
 
 def _draw(name: str, key: Any, like: Any, dtype: str, *args: Any) -> Any:
     """Calls a kernel whose bits depend on the backend, on the host if the key is there."""
-    own, words = _source(key)
-    if not own.HOST and not own.on_host(words, dtype):
+    owner, words = _source(key)
+    if not owner.HOST and not owner.on_host(words, dtype):
         return _native(name, key, key if like is None else like, *args, dtype=dtype)
-    found = getattr(_host_kernels(), name)(own.to_host(words), *args)
+    drawn = getattr(_host_kernels(), name)(owner.to_host(words), *args)
     place = words if like is None else like
     _check_storable(place, dtype)
-    return _kernels(place, "like").put(found, place)
+    return _kernels(place, "like").put(drawn, place)
 
 
 def _source(key: Any) -> tuple[Any, Any]:
@@ -405,15 +405,15 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return sizes
 
 
-def _dtype(dtype: Any, known: Sequence[str]) -> str:
+def _dtype(dtype: Any, allowed: Sequence[str]) -> str:
     if isinstance(dtype, str):
         name = dtype
     elif isinstance(dtype, type):
         name = dtype.__name__
     else:
         name = bare_name(dtype)
-    if name not in known:
-        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(known)}")
+    if name not in allowed:
+        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(allowed)}")
     return name
 
 

@@ -68,9 +68,9 @@ def columns(rows: Iterable[Sequence[str]]) -> str:
         array  bytes
         w      4
     """
-    found = list(rows)
-    widths = [max(map(len, column)) for column in zip(*found, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in found)
+    lines = list(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in lines)
 
 
 def readable_bytes(n: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def did_you_mean(given: str, names: Iterable[str]) -> str:
     """Suggests the closest known name, as a question; empty where none is close.
 
     Examples:
@@ -14,5 +14,5 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     """
     import difflib  # slow to import, and seldom needed
 
-    close = difflib.get_close_matches(given.lower(), list(known), n=1)
+    close = difflib.get_close_matches(given.lower(), list(names), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -49,8 +49,8 @@ def shorten_traceback(error: BaseException) -> None:
         error.__traceback__ = _without(tb, keep_last=True)
         return
     error.__traceback__ = _without(tb, hidden=frameworks)
-    told = str(error.__cause__ or "").strip().partition("\n")[0]
-    if told and told in str(error):
+    reason = str(error.__cause__ or "").strip().partition("\n")[0]
+    if reason and reason in str(error):
         error.__cause__ = None
     seen = {id(error)}
     cause = error.__cause__ or error.__context__
@@ -62,12 +62,12 @@ def shorten_traceback(error: BaseException) -> None:
 
 def _frames(tb: TracebackType | None) -> list[tuple[TracebackType, str]]:
     """Returns the entries of a traceback, outermost first, each with its package."""
-    found = []
+    entries = []
     while tb is not None:
         name = tb.tb_frame.f_globals.get("__name__")
-        found.append((tb, name if isinstance(name, str) else ""))
+        entries.append((tb, name if isinstance(name, str) else ""))
         tb = tb.tb_next
-    return found
+    return entries
 
 
 def _without(

@@ -45,8 +45,8 @@ class Amount:
     @classmethod
     def of(cls, arrays: Mapping[str, Any]) -> Amount:
         """Sums up over arrays of any backend."""
-        known = [(adapter_of(array), array) for array in arrays.values()]
-        sizes = [(math.prod(a.shape(x)), a.nbytes(x)) for a, x in known if a is not None]
+        owned = [(adapter_of(array), array) for array in arrays.values()]
+        sizes = [(math.prod(a.shape(x)), a.nbytes(x)) for a, x in owned if a is not None]
         return cls(len(sizes), sum(n for n, _ in sizes), sum(b for _, b in sizes))
 
     def __str__(self) -> str:
@@ -192,7 +192,7 @@ def measure(
     exported = timing.clock()
     converted = lower_trained(program, target, train=train)
     finished = timing.clock()
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": program.name or type(model).__name__,
         "target": to,
         "train": train,
@@ -207,12 +207,12 @@ def measure(
         target.to_evaluation(converted)
         say("calling the converted model")
         now = _wait_for_results(target, converted, args, kwargs)
-        found["first_call_seconds"] = now()
+        fields["first_call_seconds"] = now()
         if compare:
             from fmapper.verification.comparison import verify
 
             say("comparing the outputs")
-            found["verification"] = verify(
+            fields["verification"] = verify(
                 model, converted, *args, example_kwargs=kwargs, exact=True
             )
         if seconds > 0:
@@ -220,9 +220,9 @@ def measure(
             before = _wait_for_results(source, model, args, kwargs)
             pairs = timing.rounds(lambda: (before(), now()), seconds)
             befores, nows = (list(column) for column in zip(*pairs, strict=True))
-            found["per_call"], found["per_call_before"] = Timing.of(nows), Timing.of(befores)
-            found["speedup"] = statistics.median(b / n for b, n in pairs)
-    return Conversion(**found), converted
+            fields["per_call"], fields["per_call_before"] = Timing.of(nows), Timing.of(befores)
+            fields["speedup"] = statistics.median(b / n for b, n in pairs)
+    return Conversion(**fields), converted
 
 
 def _wait_for_results(

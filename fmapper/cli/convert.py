@@ -114,7 +114,7 @@ def convert(
 def example_args(texts: Iterable[str], seed: int = 0) -> tuple[Any, ...]:
     """Returns the positional inputs: those of each option, in turn, with seeds from this one on."""
     several = [_make_inputs(text, number) for number, text in enumerate(texts, seed)]
-    return tuple(x for one in several for x in (one if isinstance(one, tuple) else (one,)))
+    return tuple(x for group in several for x in (group if isinstance(group, tuple) else (group,)))
 
 
 def example_kwargs(text: str | None) -> dict[str, Any]:
@@ -125,16 +125,16 @@ def example_kwargs(text: str | None) -> dict[str, Any]:
     """
     if text is None:
         return {}
-    found = _make_inputs(text, _KEYWORDS)
-    if isinstance(found, tuple) and len(found) == 1:  # as expressions are read
-        found = found[0]
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    inputs = _make_inputs(text, _KEYWORDS)
+    if isinstance(inputs, tuple) and len(inputs) == 1:  # as expressions are read
+        inputs = inputs[0]
+    if not isinstance(inputs, dict) or not all(isinstance(key, str) for key in inputs):
         raise TargetError(
             f"--example-kwargs {text}: expected a dict by name, such as \"{{'x': randn(1, 3)}}\""
         )
-    return found
+    return inputs
 
 
 def _make_inputs(text: str, seed: int) -> Any:
-    found = inputs_of(text, seed)
-    return found() if callable(found) else found
+    inputs = inputs_of(text, seed)
+    return inputs() if callable(inputs) else inputs

@@ -18,13 +18,13 @@ def devices() -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    found = every_device()
-    if found:
+    listed = every_device()
+    if listed:
         table = Table("device", "name")
         for heading in ("total", "free"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.columns[0].no_wrap = True
-        for device in found:
+        for device in listed:
             info = _ask(device)
             row = (str(device), info.name or "", _size(info.total), _size(info.free))
             table.add_row(*map(Text, row))

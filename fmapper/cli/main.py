@@ -108,7 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        known = isinstance(error, FmapperError | OSError | ValueError)
-        what = _say(error) if known else f"{type(error).__name__}: {error} ({_DEBUG} shows where)"
+        is_expected = isinstance(error, FmapperError | OSError | ValueError)
+        what = (
+            _say(error)
+            if is_expected
+            else f"{type(error).__name__}: {error} ({_DEBUG} shows where)"
+        )
         print(f"{title}: {what}", file=sys.stderr)
         return _FAILED_OF.get(names[0] if names else "", FAILED)

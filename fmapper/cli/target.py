@@ -33,13 +33,13 @@ def load_target(target: str) -> Any:
     if not colon or not file or not all(part.isidentifier() for part in name.split(".")):
         raise TargetError(f"{target!r} is not FILE:NAME. Write, for example, model.py:model.")
     is_module = all(map(str.isidentifier, file.split("."))) and not Path(file).exists()
-    found: Any = _import(file) if is_module and not file.endswith(_SUFFIX) else _run(file)
+    holder: Any = _import(file) if is_module and not file.endswith(_SUFFIX) else _run(file)
     for part in name.split("."):
         try:
-            found = getattr(found, part)
+            holder = getattr(holder, part)
         except AttributeError:
-            raise TargetError(f"{target}: {_no_such_name(found, part, file)}") from None
-    return found
+            raise TargetError(f"{target}: {_no_such_name(holder, part, file)}") from None
+    return holder
 
 
 def load_model(target: str) -> Any:
@@ -51,19 +51,19 @@ def load_model(target: str) -> Any:
     Raises:
         TargetError: The model cannot be loaded, or its creation failed.
     """
-    found = load_target(target)
-    if not isinstance(found, type) and not inspect.isroutine(found):
-        return found
-    needed = _required_parameters(found)
-    if needed and not isinstance(found, type):
-        return found
+    loaded = load_target(target)
+    if not isinstance(loaded, type) and not inspect.isroutine(loaded):
+        return loaded
+    needed = _required_parameters(loaded)
+    if needed and not isinstance(loaded, type):
+        return loaded
     if needed:
         raise TargetError(
             f"{target} is a class that needs {', '.join(needed)}. Name an instance, or a function "
             f"without arguments that creates one."
         )
     try:
-        return found()
+        return loaded()
     except Exception as error:  # whatever the user's own code raises
         raise TargetError(f"{target}: creating the model failed: {_short(error)}") from error
 
@@ -136,7 +136,7 @@ def _required_parameters(function: Any) -> list[str]:
 
 def _no_such_name(holder: Any, name: str, file: str) -> str:
     public = (
-        sorted(own for own in vars(holder) if not own.startswith("_"))
+        sorted(attribute for attribute in vars(holder) if not attribute.startswith("_"))
         if (hasattr(holder, "__dict__"))
         else []
     )

@@ -101,12 +101,12 @@ def translate(
         source, proof, reason = translate_proved(loaded, to, args, given, shapes, scan=scan)
     else:
         if train:
-            source, _, known = run(loaded, to, args, given, shapes, True, proved=True, scan=scan)
+            source, _, proved = run(loaded, to, args, given, shapes, True, proved=True, scan=scan)
             check_trains(source)
         else:
-            source, known = translate_for_evaluation(loaded, to, args, given, shapes, scan=scan)
-        assert known is not None
-        proof, reason = known, ""
+            source, proved = translate_for_evaluation(loaded, to, args, given, shapes, scan=scan)
+        assert proved is not None
+        proof, reason = proved, ""
     title = source.name
     held, whole = source.layers
     print(f"{title}: {proof}")

@@ -239,11 +239,11 @@ def _arrays(text: str) -> dict[str, Any]:
     from fmapper.checkpoints.load import load
     from fmapper.moves.mover import to_numpy
 
-    found = load(text)
-    if not isinstance(found, Mapping):
+    loaded = load(text)
+    if not isinstance(loaded, Mapping):
         raise TargetError(f"{text} holds a model. Pass a file of arrays.")
-    numbered = sorted(found, key=lambda name: (len(name), name))
-    return {name: to_numpy(found[name].read()) for name in numbered}
+    numbered = sorted(loaded, key=lambda name: (len(name), name))
+    return {name: to_numpy(loaded[name].read()) for name in numbered}
 
 
 def _rules(text: str | None) -> Rules | str | None:
@@ -259,18 +259,18 @@ def _rules(text: str | None) -> Rules | str | None:
 
 def as_data(report: Report) -> dict[str, Any]:
     """Returns a report as data for JSON; see the help of the command."""
-    found = _plain(report.to_dict())
-    found.pop("ok")
-    return found  # type: ignore[no-any-return]
+    data = _plain(report.to_dict())
+    data.pop("ok")
+    return data  # type: ignore[no-any-return]
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        found = {key: _plain(inner) for key, inner in value.items()}
-        if {"path", "error", "allowed", "note"} <= found.keys():
+        plain = {key: _plain(inner) for key, inner in value.items()}
+        if {"path", "error", "allowed", "note"} <= plain.keys():
             is_within = value["error"] <= value["allowed"]
-            found["ok"] = not value["note"] and is_within
-        return found
+            plain["ok"] = not value["note"] and is_within
+        return plain
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -113,19 +113,19 @@ class Inventory:
     def _array(self, array: Any) -> dict[str, Any]:
         adapter = adapter_of(array)
         assert adapter is not None
-        found: dict[str, Any] = {"dtype": adapter.dtype(array)}
-        found["trainable"] = array in self._trained
+        facts: dict[str, Any] = {"dtype": adapter.dtype(array)}
+        facts["trainable"] = array in self._trained
         try:
-            found["device"] = str(adapter.device(array))
-            found["nbytes"] = adapter.nbytes(array)
+            facts["device"] = str(adapter.device(array))
+            facts["nbytes"] = adapter.nbytes(array)
             shape = adapter.shape(array)
             if all(isinstance(n, int) for n in shape):
-                found["shape"] = shape
+                facts["shape"] = shape
             else:
-                found["note"] = f"shape {shape}"
+                facts["note"] = f"shape {shape}"
         except (RuntimeError, TypeError) as error:  # deleted, lazy, nested
-            found["note"] = str(error).partition(".")[0]
-        return found
+            facts["note"] = str(error).partition(".")[0]
+        return facts
 
     def _views(self) -> dict[int, int]:
         """Maps the rows of views to the rows of their bases."""
@@ -154,10 +154,10 @@ class Inventory:
             below = self.below[at]
             if below:
                 draft["nbytes"] = sum(drafts[i].get("nbytes", 0) for i in below)
-            own = tuple(item for item in draft.items() if item[0] not in _PATHS)
+            fields = tuple(item for item in draft.items() if item[0] not in _PATHS)
             repeats = self._same.get(at), views.get(at)
             parts = tuple((self.keys[i], self._signature[i]) for i in below)
-            self._signature[at] = signatures.setdefault((own, repeats, parts), len(signatures))
+            self._signature[at] = signatures.setdefault((fields, repeats, parts), len(signatures))
         self.rows = [SummaryRow(**draft) for draft in drafts]
 
     def runs(self, at: int, *, fold: bool) -> Iterator[tuple[list[int], bool]]:
@@ -168,8 +168,8 @@ class Inventory:
         while start < len(below):
             end = start + 1
             if fold and isinstance(self.keys[below[start]], int):
-                own = self._signature[below[start]]
-                while end < len(below) and self._signature[below[end]] == own:
+                signature = self._signature[below[start]]
+                while end < len(below) and self._signature[below[end]] == signature:
                     end += 1
             if end - start < FOLDED:
                 end = start + 1

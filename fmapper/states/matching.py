@@ -29,7 +29,7 @@ def match(a: Any, b: Any) -> list[tuple[Any, Any, Any]] | str | None:
         keys = theirs if is_sequence[0] else ours
         return list(zip(keys, ours.values(), theirs.values(), strict=True))
     ours, theirs = ours | _others(a, ours, theirs), theirs | _others(b, theirs, ours)
-    ours, theirs = ({k: x for k, x in one.items() if x is not None} for one in (ours, theirs))
+    ours, theirs = ({k: x for k, x in parts.items() if x is not None} for parts in (ours, theirs))
     if ours.keys() != theirs.keys():
         return f"the keys {list(ours)} and {list(theirs)}"
     return [(key, value, theirs[key]) for key, value in ours.items()]
@@ -84,13 +84,13 @@ def path_of(path: str, key: Any) -> str:
     return f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
 
 
-def _is_sequence(x: Any, own: Mapping[Any, Any]) -> bool:
-    return not isinstance(x, Mapping) and all(isinstance(key, int) for key in own)
+def _is_sequence(x: Any, parts: Mapping[Any, Any]) -> bool:
+    return not isinstance(x, Mapping) and all(isinstance(key, int) for key in parts)
 
 
-def _others(x: Any, own: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[Any, Any]:
+def _others(x: Any, parts: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[Any, Any]:
     """Returns the attributes of an object that hold no arrays, but that the other structure has."""
     if isinstance(x, Mapping | tuple):
         return {}
-    known = getattr(x, "__dict__", {})
-    return {key: known[key] for key in other if key in known and key not in own}
+    attributes = getattr(x, "__dict__", {})
+    return {key: attributes[key] for key in other if key in attributes and key not in parts}

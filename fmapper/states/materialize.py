@@ -85,9 +85,9 @@ def materialize(
     sync()
     check_constants(tree)
     place = None if sharding is None else sharding.placer(tree)
-    own, back = weights_of(tree) or (tree, lambda filled: filled)
+    arrays, back = weights_of(tree) or (tree, lambda filled: filled)
     new = back(
-        fill(own, state, device=device, dtype=dtype, default=default, strict=strict, place=place)
+        fill(arrays, state, device=device, dtype=dtype, default=default, strict=strict, place=place)
     )
     return cast("T", new if place is None else place.finish(new))
 
@@ -213,8 +213,8 @@ class _Filling:
         elif identity not in self.sources:
             self.sources[identity] = name, link, old, new
         else:
-            first, *_, known = self.sources[identity]
-            if known is not None and not equal_arrays(known, new):
+            first, *_, earlier = self.sources[identity]
+            if earlier is not None and not equal_arrays(earlier, new):
                 self.problems.append(f"{name}: tied to {first}, but the state has other values")
 
     def _problem(self, old: Any, new: Any) -> str:
@@ -230,15 +230,15 @@ class _Filling:
             return str(error).partition("\n")[0]
         if shape != given:
             return f"shape {given} in the state, {shape} in the tree"
-        own, wanted = source.dtype(new), adapter.dtype(old)
-        if wanted in (own, adapter.storable(own)):
+        dtype, wanted = source.dtype(new), adapter.dtype(old)
+        if wanted in (dtype, adapter.storable(dtype)):
             return ""
-        if own.startswith(_INTEGERS) and wanted.startswith(_INTEGERS):
+        if dtype.startswith(_INTEGERS) and wanted.startswith(_INTEGERS):
             return ""  # if the values fit; that is looked at when they are moved
-        if self.dtype is not None and is_inexact(own) and is_inexact(wanted):
+        if self.dtype is not None and is_inexact(dtype) and is_inexact(wanted):
             return ""
-        way_out = "; dtype= casts" if is_inexact(own) and is_inexact(wanted) else ""
-        return f"dtype {own} in the state, {wanted} in the tree{way_out}"
+        way_out = "; dtype= casts" if is_inexact(dtype) and is_inexact(wanted) else ""
+        return f"dtype {dtype} in the state, {wanted} in the tree{way_out}"
 
     def finish(self) -> dict[Any, Any]:
         """Returns the new arrays by the id of those that they replace."""
@@ -276,8 +276,8 @@ class _Filling:
 
     def _is_right(self, old: Any, new: Any) -> bool:
         """Returns whether values have the expected dtype."""
-        own, wanted = _adapter(new).dtype(new), _adapter(old).dtype(old)
-        return own == (wanted if self.dtype is None else wanted_dtype(wanted, self.dtype))
+        dtype, wanted = _adapter(new).dtype(new), _adapter(old).dtype(old)
+        return dtype == (wanted if self.dtype is None else wanted_dtype(wanted, self.dtype))
 
     def _mover(self, old: Any) -> Mover:
         adapter = _adapter(old)
@@ -321,6 +321,6 @@ def _spec(device: Device) -> DeviceSpec | None:
 
 
 def _adapter(array: Any) -> Arrays:
-    found = adapter_of(array)
-    assert found is not None
-    return found
+    adapter = adapter_of(array)
+    assert adapter is not None
+    return adapter

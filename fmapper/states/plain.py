@@ -93,13 +93,13 @@ class PlainState:
                 _fill(holder, before, now)
 
     def _read(self, root: Any) -> None:
-        known = set[int]()
+        seen = set[int]()
         todo = [("", root)]
         while todo:
             name, x = todo.pop()
-            if id(x) in known or isinstance(x, _CLOSED):
+            if id(x) in seen or isinstance(x, _CLOSED):
                 continue
-            known.add(id(x))
+            seen.add(id(x))
             self._alive.append(x)
             if adapter_of(x) is not None:
                 self.arrays[name] = x
@@ -133,9 +133,9 @@ class PlainState:
             return parts
         if not self._is_open(x):
             return None
-        found: Contents = {name: v for name, v in _attributes(x) if not self._hides(name)}
-        found.update(_cells(x))
-        return found
+        contents: Contents = {name: v for name, v in _attributes(x) if not self._hides(name)}
+        contents.update(_cells(x))
+        return contents
 
     def _is_open(self, x: Any) -> bool:
         cls = type(x)

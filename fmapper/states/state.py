@@ -102,8 +102,8 @@ def load_state(
     sync()
     of_model = _by_source(tree) if source else weights_of(tree)
     if of_model is not None:
-        own, back = of_model
-        filled: T = back(_load(own, state, strict, tree))
+        arrays, back = of_model
+        filled: T = back(_load(arrays, state, strict, tree))
         return filled
     return _load(tree, state, strict, tree)
 
@@ -160,10 +160,10 @@ def _load(tree: T, state: Mapping[str, Any], strict: bool, like: Any) -> T:
     # devices is copied part by part, unless it is of the same framework.
     arrays = news
     for copy in (None, True):
-        own = [
+        chosen = [
             route for route, old in zip(routes, olds, strict=True) if copy is _copy_of(route, old)
         ]
-        arrays = carry_out(own, arrays, links.__getitem__, copy=copy, ties=False)
+        arrays = carry_out(chosen, arrays, links.__getitem__, copy=copy, ties=False)
     loaded = {
         identity: from_one_form(_put(array, old, name), old, named[name][1])
         for (identity, (name, *_)), array, old in zip(steps.items(), arrays, olds, strict=True)
@@ -192,9 +192,9 @@ def weights_of(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
     None for a tree whose arrays are named by their paths.
     """
     for adapter in adapters(Models):
-        found = adapter.weights(tree)
-        if found is not None:
-            return found
+        weights = adapter.weights(tree)
+        if weights is not None:
+            return weights
     return None
 
 
@@ -218,15 +218,15 @@ def _by_source(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
         ConversionError: It was not converted.
     """
     for adapter in adapters(Models):
-        found = adapter.weights(tree) or adapter.source_weights(tree)
-        if found is not None:
-            return found
+        weights = adapter.weights(tree) or adapter.source_weights(tree)
+        if weights is not None:
+            return weights
         program = adapter.program_of(tree)
         if program is not None:  # it has kept the names, and may have got generators beside
             names = {str(i.target) for i in program.inputs if i.kind in ("parameter", "buffer")}
             names |= program.aliases.keys()
-            own = {name: array for name, array in arrays_by_name(tree).items() if name in names}
-            return own, lambda filled: _load(tree, filled, False, tree)
+            arrays = {name: array for name, array in arrays_by_name(tree).items() if name in names}
+            return arrays, lambda filled: _load(tree, filled, False, tree)
     raise ConversionError(
         f"{type(tree).__name__} has no other names for its arrays: only models that convert gave "
         f"have. Leave out source=True."
@@ -388,12 +388,12 @@ def _route_to(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -
 
     Values for one on a mesh get its dtype where they are, before they are divided.
     """
-    own, origin = source.dtype(new), source.device(new)
+    dtype, origin = source.dtype(new), source.device(new)
     wanted = held = adapter.dtype(old)
     target, device = adapter, adapter.device(old)
     if _is_on_mesh(old):
-        target, device, held = source, origin, source.storable(wanted) or own
-    return Route(source, target, origin, device, own, held, held, [place], [new])
+        target, device, held = source, origin, source.storable(wanted) or dtype
+    return Route(source, target, origin, device, dtype, held, held, [place], [new])
 
 
 def _copy_of(route: Route, old: Any) -> bool | None:

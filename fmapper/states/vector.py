@@ -118,9 +118,11 @@ def _join(parts: Sequence[Any], links: Sequence[Link]) -> Any:
                 owner_of(part).check(part)
                 xp.concat([xp.astype(part, xp.result_type(part, parts[0]))] * 2)
             except Exception as why:
-                own, first = (owner_of(one).dtype(one) for one in (part, parts[0]))
-                if own != first:
-                    why = TypeError(f"{why} ({own}, and {first} at {format_link(links[0])})")
+                part_dtype, first_dtype = (owner_of(x).dtype(x) for x in (part, parts[0]))
+                if part_dtype != first_dtype:
+                    why = TypeError(
+                        f"{why} ({part_dtype}, and {first_dtype} at {format_link(links[0])})"
+                    )
                 raise _no_part(part, link, str(why)) from error
         raise
 
@@ -139,7 +141,7 @@ def _no_part(array: Any, link: Link, reason: str) -> UnsupportedLeafError:
 
 def _piece(part: Any, like: Any, shape: tuple[int, ...]) -> Any:
     xp: Any = array_namespace(part)
-    own, wanted = owner_of(part).dtype(part), owner_of(like).dtype(like)
-    if own.startswith("complex") and not wanted.startswith("complex"):
+    dtype, wanted = owner_of(part).dtype(part), owner_of(like).dtype(like)
+    if dtype.startswith("complex") and not wanted.startswith("complex"):
         part = xp.real(part)
     return owner_of(like).like(xp.astype(xp.reshape(part, shape), like.dtype), like)

@@ -44,25 +44,25 @@ def place_of(number: int, args: tuple[Any, ...]) -> int:
 
 def backend_of(arrays: Sequence[Any], verb: str, trees: Any) -> Compute:
     """Returns the common backend of some arrays; host arrays may mix with those of another."""
-    found: dict[str, Any] = {}
+    by_backend: dict[str, Any] = {}
     first: dict[type, Any] = {}
     for array in arrays:
         first.setdefault(type(array), array)
     for array in first.values():
         adapter = adapter_of(array)
         if adapter is not None:
-            found.setdefault(adapter.name, array)
-    if not found:
+            by_backend.setdefault(adapter.name, array)
+    if not by_backend:
         raise TransformError(
             f"cannot {verb} this call: there are no arrays among the arguments to determine the "
             f"backend."
         )
-    others = {name for name, array in found.items() if not owner_of(array).host_only}
-    if others and all(owner_of(found[name]).takes_host_arrays for name in others):
-        found = {name: found[name] for name in others}
-    if len(found) > 1:
-        refuse_mixture({name: path_of(array, trees) for name, array in found.items()})
-    return transformer_of(next(iter(found.values())), verb)
+    others = {name for name, array in by_backend.items() if not owner_of(array).host_only}
+    if others and all(owner_of(by_backend[name]).takes_host_arrays for name in others):
+        by_backend = {name: by_backend[name] for name in others}
+    if len(by_backend) > 1:
+        refuse_mixture({name: path_of(array, trees) for name, array in by_backend.items()})
+    return transformer_of(next(iter(by_backend.values())), verb)
 
 
 def transformer_of(array: Any, verb: str) -> Compute:
@@ -92,9 +92,9 @@ def refuse_untransformable(
 
 def refuse_mixture(paths: Mapping[str, str]) -> None:
     """Raises the error for arguments of several backends, by path."""
-    found = ", ".join(f"{name} at {path}" for name, path in paths.items())
+    places = ", ".join(f"{name} at {path}" for name, path in paths.items())
     raise MixedDevicesError(
-        f"the arrays belong to several backends: {found}. "
+        f"the arrays belong to several backends: {places}. "
         "Move them to one first: to_torch or to_jax."
     )
 

@@ -151,10 +151,10 @@ def value_and_grad(
         filling = filling_gradient.set(True)
         try:
             memo = dict(zip(ids, gradients, strict=True))
-            found = [refill(args[place], memo.copy(), _none) for place in places]
+            filled = [refill(args[place], memo.copy(), _none) for place in places]
         finally:
             filling_gradient.reset(filling)
-        gradient = tuple(found) if several else found[0]
+        gradient = tuple(filled) if several else filled[0]
         if not has_aux:
             return value, gradient
         return (value, rest[-1].fill(further)), gradient
@@ -206,7 +206,7 @@ def _find_trained(
     args: tuple[Any, ...], places: Sequence[int], boxes: list[Any]
 ) -> tuple[Compute, dict[int, Any]]:
     """Finds the trained arrays of some arguments, each once, and their backend."""
-    found: dict[int, Any] = {}
+    arrays: dict[int, Any] = {}
     for place in places:
         trained = Trained(args[place])
         if trained.computes:
@@ -214,15 +214,15 @@ def _find_trained(
         if not trained.links:
             raise TransformError(_why_untrained(trained, place, args[place]))
         boxes += trained.boxes
-        found.update((i, trained.leaves[i]) for i in trained.links)
-    owners = {adapter_of(array): array for array in found.values()}
+        arrays.update((i, trained.leaves[i]) for i in trained.links)
+    owners = {adapter_of(array): array for array in arrays.values()}
     if len(owners) > 1:  # NumPy numbers beside arrays of another backend are settings
-        found = {i: array for i, array in found.items() if not owner_of(array).is_number(array)}
-        owners = {adapter_of(array): array for array in found.values()}
+        arrays = {i: array for i, array in arrays.items() if not owner_of(array).is_number(array)}
+        owners = {adapter_of(array): array for array in arrays.values()}
     if len(owners) > 1:
         trees = original_of(args, {})
         refuse_mixture({owner_of(x).name: path_of(x, trees) for x in owners.values()})
-    return transformer_of(next(iter(owners.values())), "differentiate"), found
+    return transformer_of(next(iter(owners.values())), "differentiate"), arrays
 
 
 def _why_untrained(trained: Trained, place: int, tree: Any) -> str:
@@ -249,24 +249,24 @@ def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) ->
 
 def _check_loss(value: Any, adapter: Compute) -> Any:
     """Checks that a loss is a floating scalar array of the backend that differentiates."""
-    found = adapter_of(value)
-    if found is None:
+    owner = adapter_of(value)
+    if owner is None:
         raise TransformError(
             "the function must return a floating array of shape (), not "
             f"{type(value).__name__}: converting to a number with float() or .item() loses "
             "the gradient."
         )
-    if found is not adapter:
+    if owner is not adapter:
         raise TransformError(
             f"the function must return an array of {adapter.name}, whose arrays are trained, not "
-            f"one of {found.name}: that conversion loses the gradient."
+            f"one of {owner.name}: that conversion loses the gradient."
         )
-    if found.shape(value) != ():
+    if owner.shape(value) != ():
         raise TransformError(
             f"the function must return a scalar to differentiate, not an array of shape "
-            f"{found.shape(value)}. Take its mean or sum."
+            f"{owner.shape(value)}. Take its mean or sum."
         )
-    dtype = found.dtype(value)
+    dtype = owner.dtype(value)
     if not is_inexact(dtype) or dtype.startswith("complex"):
         raise TransformError(
             f"the function must return a real floating scalar, not one of dtype {dtype}."
@@ -281,11 +281,11 @@ def _note_mixture(
     trees = original_of(args, kwargs)
     if isinstance(error, FmapperError):
         return
-    found: dict[str, Any] = {}
+    links: dict[str, Any] = {}
     for link, leaf, kind in visit(trees, once=True):
         owner = adapter_of(leaf) if kind is None else None
         if owner is not None and not (owner.host_only and adapter.takes_host_arrays):
-            found.setdefault(owner.name, link)
-    if len(found) > 1:
-        listed = ", ".join(f"{name} at {format_link(link)}" for name, link in found.items())
+            links.setdefault(owner.name, link)
+    if len(links) > 1:
+        listed = ", ".join(f"{name} at {format_link(link)}" for name, link in links.items())
         error.add_note(f"The arguments hold arrays of several backends: {listed}.")

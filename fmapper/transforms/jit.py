@@ -130,15 +130,15 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
             programs[adapter.name] = program_for(adapter)
         boxes = key.boxes
         try:
-            found = programs[adapter.name](key.arrays, key)
+            outcome = programs[adapter.name](key.arrays, key)
         except Exception as error:
             refuse_untransformable(error, adapter, key.arrays, "compile", trees)
             raise
         finally:
             key.tree, key.arrays, key.boxes = None, [], []  # the compiled program outlives them
-        if found is None:
+        if outcome is None:
             return run_eagerly(adapter, args, kwargs)
-        out, (rest, changed) = found
+        out, (rest, changed) = outcome
         if changed:
             out, effects = out[: -len(changed)], out[-len(changed) :]
             for change, effect in zip(changed, effects, strict=True):

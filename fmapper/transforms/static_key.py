@@ -187,9 +187,9 @@ def structure_of(
                     opaque.append(child)
         else:
             if not stack:
-                found = StaticKey(tree, arrays, tuple(parts), statics, moving)
-                found.boxes, found.opaque = boxes, opaque
-                return found
+                structure = StaticKey(tree, arrays, tuple(parts), statics, moving)
+                structure.boxes, structure.opaque = boxes, opaque
+                return structure
             items, free = stack.pop()
 
 
@@ -201,7 +201,7 @@ def _check_computed(node: Any, kind: NodeType, items: tuple[Item, ...], tree: An
     """
     for (key, child), (_, again) in zip(items, kind.items(node), strict=True):
         if child is not again and kind_of(type(child)) is not ATOM:
-            link = next(link for link, found, _ in visit(tree, once=True) if found is node)
+            link = next(link for link, other, _ in visit(tree, once=True) if other is node)
             raise TransformError(
                 f"{format_link((link, key))} is recomputed each time it is read, so changes to it "
                 f"cannot be tracked. Make the attributes that it is computed from the children of "
@@ -223,7 +223,7 @@ def changes(boxes: Iterable[Any], memo: dict[Any, Any]) -> list[tuple[Change, An
     Returns:
         Each changed place in a box, and its new value.
     """
-    found: list[tuple[Change, Any]] = []
+    changed: list[tuple[Change, Any]] = []
     for index, box in enumerate(boxes):
         new = memo.get(id(box))
         if new is None:
@@ -233,8 +233,8 @@ def changes(boxes: Iterable[Any], memo: dict[Any, Any]) -> list[tuple[Change, An
         for key, before in inside(box):
             after = now.get(key)
             if after is not None and after is not memo.get(id(before), before):
-                found.append(((index, key), after))
-    return found
+                changed.append(((index, key), after))
+    return changed
 
 
 def put_into(boxes: Sequence[Any], change: Change, value: Any) -> None:
@@ -256,19 +256,18 @@ def _inside(box: Any) -> Callable[[Any], Iterable[Item]]:
 def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
     """Returns the static values of a node besides its children."""
     if kind.static is not None:
-        found = kind.static(node)
-        return snapshot(found)
+        return snapshot(kind.static(node))
     cls: Any = type(node)
     slots, cached = slots_and_cached(cls)
-    own = getattr(node, "__dict__", _NOTHING)
+    attributes = getattr(node, "__dict__", _NOTHING)
     names = {key for key, _ in items}
     rest: dict[str, Any] = {}
-    if slots or own.keys() != names:
+    if slots or attributes.keys() != names:
         children = {id(child) for _, child in items}
         there = [(name, getattr(node, name)) for name in slots if hasattr(node, name)]
         rest.update(
             (name, snapshot(value))
-            for name, value in [*there, *own.items()]
+            for name, value in [*there, *attributes.items()]
             if name not in names and name not in cached and id(value) not in children
         )
     if issubclass(cls, defaultdict):

@@ -151,8 +151,8 @@ def _say(cls: type) -> _Said:
         rules = (adapter.training_rule(cls) for adapter in adapters(Nodes))
         declaration = declaration_of(cls)
         names = None if declaration is None else declaration.trainable
-        found = _Said(next(filter(None, rules), None), names)
-        return _known.setdefault(cls, found)
+        said = _Said(next(filter(None, rules), None), names)
+        return _known.setdefault(cls, said)
 
 
 def _by_itself(leaf: Any) -> bool:

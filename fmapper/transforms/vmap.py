@@ -57,13 +57,13 @@ def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P
         given = [*args, kwargs]
         axes = [*_per_argument(in_axes, len(args)), 0]
         parts = [structure_of(arg) for arg in given]
-        found: list[Any] = []
+        arrays: list[Any] = []
         along: list[int | None] = []
         for place, (part, axis) in enumerate(zip(parts, axes, strict=True)):
-            found += part.arrays
+            arrays += part.arrays
             along += _axes(part, axis, f"argument {place}")
             refuse_holders(part, original_of(args, kwargs))
-        adapter = backend_of(found, "vectorise", original_of(args, kwargs))
+        adapter = backend_of(arrays, "vectorise", original_of(args, kwargs))
         results: list[StaticKey] = []
 
         def run(new: Sequence[Any]) -> list[Any]:
@@ -77,10 +77,10 @@ def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P
             return results[-1].arrays
 
         try:
-            new = adapter.vectorize(run, found, along)
+            new = adapter.vectorize(run, arrays, along)
         except Exception as error:
             trees = original_of(args, kwargs)
-            refuse_untransformable(error, adapter, found, "vectorise", trees)
+            refuse_untransformable(error, adapter, arrays, "vectorise", trees)
             raise
         if out_axes != 0:
             new = _move_axes(new, _axes(results[-1], out_axes, "the result"))
@@ -104,18 +104,18 @@ def _axes(structure: StaticKey, spec: Any, what: str) -> list[int | None]:
     """Returns the axis of each array of an argument or result."""
     if spec is None or isinstance(spec, int):
         return [spec] * len(structure.arrays)
-    known: dict[int, int | None] = {}
+    axes: dict[int, int | None] = {}
     for _, axis, _, part in walk(spec, once=False, state=structure.tree, down=_part_below):
         if axis is None or isinstance(axis, int):
             for _, leaf, kind in visit(part, once=True):
-                if kind is None and known.setdefault(id(leaf), axis) != axis:
+                if kind is None and axes.setdefault(id(leaf), axis) != axis:
                     raise TransformError(f"one tied array of {what} was given two axes.")
         elif children(axis).keys() != (have := children(part)).keys():
             raise TransformError(
                 f"the axes {axis!r} do not fit {what}: there is {type(part).__name__} with the "
                 f"children {', '.join(map(repr, have)) or 'none'}."
             )
-    return [known[id(array)] for array in structure.arrays]
+    return [axes[id(array)] for array in structure.arrays]
 
 
 def _part_below(part: Any, _: Any, key: Any, __: Any) -> Any:

@@ -259,9 +259,7 @@ def _declare(declaration: Declaration) -> None:
 
 def _say_the_same(a: Declaration, b: Declaration) -> bool:
     """Returns whether two declarations agree, as when a notebook cell runs again."""
-    mine, other = (
-        dataclasses.replace(declaration, cls=object, rebuild=None) for declaration in (a, b)
-    )
+    mine, other = (dataclasses.replace(side, cls=object, rebuild=None) for side in (a, b))
     return mine == other and _do_the_same(a.rebuild, b.rebuild)
 
 

@@ -62,16 +62,16 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
         They are named as in the variables alone, or as in the source of a converted model.
         Generators of a converted model are left out, since its source has none.
         """
-        found: tuple[dict[str, Any], Callable[[Any], Any]] | None = None
+        arrays: tuple[dict[str, Any], Callable[[Any], Any]] | None = None
         if isinstance(model, tuple) and self.is_model(model):
             from fmapper_adapters.flax import source as _source
 
-            found = _source.weights_of_pair(model)
+            arrays = _source.weights_of_pair(model)
         elif self.is_converted(model) and getattr(model, "rngs", None) is not None:
             from fmapper_adapters.flax import flax_model
 
-            found = flax_model.weights(model)
-        return found
+            arrays = flax_model.weights(model)
+        return arrays
 
     def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:
         """Returns the axes in the metadata of variables of NNX and boxes of Linen."""
@@ -94,8 +94,8 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
         """Returns the program of a converted model, for evaluation if it has two."""
         if not self.is_converted(model):
             return None
-        found: Program = model._programs.any.without_arrays()
-        return found
+        program: Program = model._programs.any.without_arrays()
+        return program
 
     def training_rule(self, cls: type) -> Callable[[Any], bool] | None:
         """Trains `nnx.Param` and its subclasses, and nothing else of NNX."""
@@ -110,8 +110,8 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
     def computes_with(self, cls: type) -> str | None:
         """Returns JAX for the modules and variables of Flax, which compute with it."""
         origins = (str(base.__module__) for base in cls.__mro__)
-        own = any(origin.startswith(("flax.nnx", "flax.linen")) for origin in origins)
-        return "jax" if own else None
+        is_flax = any(origin.startswith(("flax.nnx", "flax.linen")) for origin in origins)
+        return "jax" if is_flax else None
 
     def to_evaluation(self, node: Any) -> None:
         """Calls `module.eval()` of NNX modules; Linen modules take the mode in each call."""
@@ -257,11 +257,11 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
         from fmapper_adapters.flax import programs
 
         if source_of_class(model) is not None:
-            known = inspect.signature(model.__call__).parameters
-            given = {key: value for key, value in kwargs.items() if key in known}
+            parameters = inspect.signature(model.__call__).parameters
+            given = {key: value for key, value in kwargs.items() if key in parameters}
             return (self.call(model, args, given, train=False),)
-        found: tuple[Any] | None = programs.alone(model).examine(args, kwargs)
-        return found
+        examined: tuple[Any] | None = programs.alone(model).examine(args, kwargs)
+        return examined
 
     def watch(
         self,

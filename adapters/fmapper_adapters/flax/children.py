@@ -46,29 +46,29 @@ class ChildTest:
         own: For a class of the framework itself: True, False, or a test of the instance.
     """
 
-    def __init__(self, own: Callable[[type], bool | Callable[[Any], bool] | None]) -> None:
-        self._own = own
+    def __init__(self, decide: Callable[[type], bool | Callable[[Any], bool] | None]) -> None:
+        self._decide = decide
         self.known: dict[type, bool] = {}
 
     def __call__(self, value: Any) -> bool:
         """Returns whether the value is a child."""
         cls = type(value)
-        found = self.known.get(cls)
-        if found is not None:
-            return found
+        is_child = self.known.get(cls)
+        if is_child is not None:
+            return is_child
         if value is no_gradient:
             return True
-        own = self._own(cls)
-        if own is not None and not isinstance(own, bool):
-            return own(value)
-        if own is None and issubclass(cls, _CONTAINERS):
+        decision = self._decide(cls)
+        if decision is not None and not isinstance(decision, bool):
+            return decision(value)
+        if decision is None and issubclass(cls, _CONTAINERS):
             return self._any_in(value)
-        if own is None and not issubclass(cls, _SETTINGS):
+        if decision is None and not issubclass(cls, _SETTINGS):
             if not is_dynamic(value):
                 return False  # not cached: the class may be registered later
-            own = True
-        self.known[cls] = bool(own)
-        return bool(own)
+            decision = True
+        self.known[cls] = bool(decision)
+        return bool(decision)
 
     def _any_in(self, container: Any) -> bool:
         seen: dict[int, Any] = {}
@@ -78,7 +78,7 @@ class ChildTest:
             if id(value) in seen:
                 continue
             seen[id(value)] = value
-            if isinstance(value, _CONTAINERS) and self._own(type(value)) is None:
+            if isinstance(value, _CONTAINERS) and self._decide(type(value)) is None:
                 todo.extend(value.values() if isinstance(value, dict) else value)
             elif self(value):
                 return True
@@ -106,7 +106,7 @@ def box_type(cls: type, key: str, box_key: Any) -> NodeType | None:
         return None
 
     def children(node: Any) -> dict[Any, Any]:
-        found = registered.children(node)
-        return {box_key if name == key else name: child for name, child in found.items()}
+        contents = registered.children(node)
+        return {box_key if name == key else name: child for name, child in contents.items()}
 
     return NodeType(children, registered.rebuild, static=registered.static)

@@ -189,8 +189,8 @@ class FlaxModel(Part):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the arrays by the names of the module's state dict, tied ones under each name."""
-        found: dict[str, Any] = bind(self).state_dict()
-        return found
+        arrays: dict[str, Any] = bind(self).state_dict()
+        return arrays
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces the arrays in the variables, for example by those of another checkpoint.
@@ -228,8 +228,8 @@ class FlaxModel(Part):
             ConversionError: The file does not contain a program, or is damaged.
             UnsupportedOpsError: It has custom operations that are not registered in this process.
         """
-        found: FlaxModel = _programs.load(path, options)
-        return found
+        model: FlaxModel = _programs.load(path, options)
+        return model
 
 
 FlaxModel.__module__ = "fmapper_adapters.flax"  # where it is public
@@ -260,9 +260,9 @@ def evaluate(
     model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None
 ) -> Any:
     """Calls a model in a mode, None for its own, without changing it."""
-    own = fmap(lambda leaf: leaf, model)  # a call may change the variables
-    own.deterministic = not model._programs.trains(model, train=train)
-    return own(*args, **{**keys(model, train=train), **kwargs})
+    copy = fmap(lambda leaf: leaf, model)  # a call may change the variables
+    copy.deterministic = not model._programs.trains(model, train=train)
+    return copy(*args, **{**keys(model, train=train), **kwargs})
 
 
 def keys(model: FlaxModel, *, train: bool | None) -> dict[str, Any]:
@@ -282,16 +282,16 @@ def watch(
     bound = model._programs.bind(_arrays(model), train=is_training)
     if bound.is_random:
         return None
-    found: list[Observation] = bound.watch(args, kwargs)
-    return found
+    observations: list[Observation] = bound.watch(args, kwargs)
+    return observations
 
 
 def _class(programs: Programs, name: str, kind: str) -> Any:
     """Returns the type of a variable: the original one, unless only one of the two is trained."""
-    known = programs.types.get(name)
-    if known is None or kind == "frozen" or issubclass(known, nnx.Param) != (kind == "param"):
+    original = programs.types.get(name)
+    if original is None or kind == "frozen" or issubclass(original, nnx.Param) != (kind == "param"):
         return _CLASSES[kind]
-    return known
+    return original
 
 
 def _fill(part: Any, children: Mapping[str, Any]) -> None:
@@ -328,16 +328,16 @@ def _variables(model: FlaxModel) -> dict[str, Any]:
         ProgramInputError: Tied variables are no longer the same, so that one would be ignored.
     """
     programs: Programs = model._programs
-    found = {name: _find(model, name) for name in programs.kinds}
+    by_name = {name: _find(model, name) for name in programs.kinds}
     for alias, name in programs.aliases.items():
         other = _find(model, alias)
-        if other is not found[name] and _differ(other, found[name]):
+        if other is not by_name[name] and _differ(other, by_name[name]):
             raise ProgramInputError(
                 f"{alias} and {name} are tied, but are two different variables now. Assign the "
                 "same variable to both; nnx.split, nnx.jit and nnx.grad keep a tie, the functions "
                 "of jax.tree do not."
             )
-    return found
+    return by_name
 
 
 def _differ(a: Any, b: Any) -> bool:
@@ -358,11 +358,11 @@ def _find(model: FlaxModel, name: str) -> Any:
 
 def _children(part: Any) -> dict[str, Any]:
     """Returns the children of a part by name, without attributes of Flax and the model."""
-    own = _RESERVED if isinstance(part, FlaxModel) else frozenset()
+    reserved = _RESERVED if isinstance(part, FlaxModel) else frozenset()
     return {
         name: value
         for name, value in vars(part).items()
-        if name not in own and isinstance(value, Part | nnx.Variable)
+        if name not in reserved and isinstance(value, Part | nnx.Variable)
     }
 
 
@@ -422,6 +422,6 @@ def weights(model: FlaxModel) -> tuple[dict[str, Any], Callable[[Any], Any]]:
         return copy
 
     held = bind(model)
-    own = {**held.params, **held.buffers}
-    tied = {name: own[first] for name, first in held.aliases.items() if first in own}
-    return {**own, **tied}, back
+    arrays = {**held.params, **held.buffers}
+    tied = {name: arrays[first] for name, first in held.aliases.items() if first in arrays}
+    return {**arrays, **tied}, back

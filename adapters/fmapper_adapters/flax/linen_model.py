@@ -99,12 +99,12 @@ class LinenModel(linen.Module):
         for collection, tree in self.start.variables.items():
             for key, value in tree.items():
                 if collection == "params":
-                    found = scope.param(key, lambda _, value=value: value)
+                    content = scope.param(key, lambda _, value=value: value)
                 else:
                     place = scope.variable(collection, key, lambda value=value: value)
                     places[collection, key] = place
-                    found = place.value
-                inner = dict(_programs.flatten({key: found}))
+                    content = place.value
+                inner = dict(_programs.flatten({key: content}))
                 arrays.update((names[collection, path], value) for path, value in inner.items())
         return places, arrays
 
@@ -165,5 +165,7 @@ def weights(model: LinenModel, variables: Any) -> dict[str, Any]:
     """Returns the arrays of variables by the names of the source, tied ones under each."""
     programs: Programs = model.start.programs
     names = {f"{collection}.{path}": n for n, (collection, path) in _places(programs).items()}
-    own = {names.get(name, name): array for name, array in state(variables).items()}
-    return own | {name: own[kept] for name, kept in programs.aliases.items() if kept in own}
+    arrays = {names.get(name, name): array for name, array in state(variables).items()}
+    return arrays | {
+        name: arrays[kept] for name, kept in programs.aliases.items() if kept in arrays
+    }

@@ -44,7 +44,7 @@ def _module_type() -> NodeType:
     hold arrays are children too. A module without any of these is immutable, and is its own copy.
     """
 
-    def own(cls: type) -> Callable[[Any], bool] | None:
+    def decide(cls: type) -> Callable[[Any], bool] | None:
         return has_children if issubclass(cls, Module) else None
 
     def has_children(module: Any) -> bool:
@@ -52,13 +52,13 @@ def _module_type() -> NodeType:
         return bound or any(test(value) for _, value in fields(module))
 
     def children(module: Any) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
+        contents: dict[Any, Any] = {}
         if module.scope is not None:
-            found[VARIABLES] = dict(module.variables)
+            contents[VARIABLES] = dict(module.variables)
             if module.scope.rngs:
-                found[_RNGS] = dict(module.scope.rngs)
-        found.update((name, value) for name, value in fields(module) if test(value))
-        return found
+                contents[_RNGS] = dict(module.scope.rngs)
+        contents.update((name, value) for name, value in fields(module) if test(value))
+        return contents
 
     def beside(module: Any) -> list[tuple[str, Any]]:
         return carried_attributes(
@@ -66,12 +66,12 @@ def _module_type() -> NodeType:
         )
 
     def static(module: Any) -> dict[str, Any]:
-        found = {name: value for name, value in fields(module) if not test(value)}
+        values = {name: value for name, value in fields(module) if not test(value)}
         if module.scope is not None:
-            found |= {"mutable": module.scope.mutable, "flags": module.scope.flags}
-        return found
+            values |= {"mutable": module.scope.mutable, "flags": module.scope.flags}
+        return values
 
-    test = ChildTest(own)
+    test = ChildTest(decide)
     return NodeType(children, _rebuild, carried=beside, static=static)
 
 

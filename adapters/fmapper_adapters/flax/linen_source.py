@@ -49,8 +49,8 @@ def _parts(model: Any) -> tuple[Any, Any, Any]:
 
 def function_of(model: Any, method: Any) -> tuple[Callable[..., Any], Any]:
     """Returns the method of a module that is called, and the module."""
-    module, _, own = _parts(model)
-    method = own if method is None else method
+    module, _, default = _parts(model)
+    method = default if method is None else method
     if method is None:
         return type(module).__call__, module
     if isinstance(method, str):
@@ -92,14 +92,14 @@ def make_source(
     these are all collections but the parameters, unless the keyword says otherwise. Variables that
     a call creates in them, such as intermediates, are returned with the output, as by `apply`.
     """
-    module, variables, own = _parts(model)
+    module, variables, default = _parts(model)
     fields = {} if train is None else _fields_in_mode(module, train=train)
     if fields:
         module = module.clone(**fields)
     options = {name: kwargs[name] for name in OPTIONS if name in kwargs}
     rest = {name: value for name, value in kwargs.items() if name not in OPTIONS}
-    if own is not None:
-        options.setdefault("method", own)
+    if default is not None:
+        options.setdefault("method", default)
     function, _ = function_of(model, options.get("method"))
     tree = linen.meta.unbox(unfreeze(variables))
     flat = _flat(tree)
@@ -124,8 +124,8 @@ def make_source(
     changed: dict[str, None] = {}
 
     def call(parameters: Any, buffers: Any, *inner: Any, **named: Any) -> Any:
-        known = {**parameters, **buffers}
-        values = [known[aliases.get(name, name)] for name in in_order]
+        merged = {**parameters, **buffers}
+        values = [merged[aliases.get(name, name)] for name in in_order]
         filled = jax.tree.unflatten(structure, values)
 
         def run() -> tuple[Any, dict[str, Any]]:
@@ -135,7 +135,7 @@ def make_source(
                 return output, {}
             output, updates = output
             new = linen.meta.unbox(unfreeze(updates))
-            return _apply_with_state(output, new, known, names, aliases)
+            return _apply_with_state(output, new, merged, names, aliases)
 
         return call_and_restore([module], run, (), changed)
 
@@ -170,8 +170,8 @@ def _record_parts() -> Any:
         method = getattr(type(module), name, None)
         if not path or not is_call or method is None:  # the root, or a transform
             return run(*args, **kwargs)
-        own = {".".join(at): x for at, x in _flat(module.variables.get("params", {})).items()}
-        return parts.note_call(path, module, method, args, kwargs, run, own)
+        params = {".".join(at): x for at, x in _flat(module.variables.get("params", {})).items()}
+        return parts.note_call(path, module, method, args, kwargs, run, params)
 
     return linen.intercept_methods(note)
 
@@ -188,19 +188,19 @@ def _apply_with_state(
     new = {}
     for collection, tree in updates.items():
         flat = {(collection, *path): value for path, value in _flat(tree).items()}
-        known = {path: value for path, value in flat.items() if path in names}
-        for path, value in known.items():
+        named = {path: value for path, value in flat.items() if path in names}
+        for path, value in named.items():
             name = aliases.get(names[path], names[path])
             if value is not before[name]:
                 changed[name] = value
-        if len(known) < len(flat):
+        if len(named) < len(flat):
             new[collection] = tree
     return ((output, new) if new else output), changed
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     """Returns the arrays by their paths, in the order in which they were made."""
-    found: dict[tuple[str, ...], Any] = {}
+    flat: dict[tuple[str, ...], Any] = {}
 
     def walk(part: Any, path: tuple[str, ...]) -> None:
         if isinstance(part, Mapping):
@@ -208,10 +208,10 @@ def _flat(tree: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
                 walk(inner, (*path, str(key)))
             return
         for keys, leaf in jax.tree_util.tree_flatten_with_path(part)[0]:
-            found[*path, *_path(keys)] = leaf
+            flat[*path, *_path(keys)] = leaf
 
     walk(tree, ())
-    return found
+    return flat
 
 
 def _path(keys: Any) -> tuple[str, ...]:

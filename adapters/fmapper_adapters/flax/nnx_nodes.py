@@ -146,10 +146,10 @@ def _variable_type(cls: type) -> NodeType:
 
 def _slot(cls: Any, name: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:
     """Returns functions that read and set a variable's slot past its `__setattr__`."""
-    found = getattr(cls, name, None)
-    if found is None or not hasattr(type(found), "__set__"):  # an ordinary attribute
+    slot = getattr(cls, name, None)
+    if slot is None or not hasattr(type(slot), "__set__"):  # an ordinary attribute
         return lambda variable: _get(variable, name), lambda variable, x: _set(variable, name, x)
-    return found.__get__, found.__set__
+    return slot.__get__, slot.__set__
 
 
 _get = object.__getattribute__
@@ -162,8 +162,8 @@ def _carry(variable: Any, new: Any, slots: list[str]) -> None:
         except AttributeError:  # not set
             continue
     if type(variable).__dictoffset__:
-        known = _get(variable, "__dict__")
-        _get(new, "__dict__").update((k, v) for k, v in known.items() if k not in _OWN_SLOTS)
+        attributes = _get(variable, "__dict__")
+        _get(new, "__dict__").update((k, v) for k, v in attributes.items() if k not in _OWN_SLOTS)
 
 
 def _fill(new: Any, fill: Callable[[Any, Any], None], slots: dict[Any, Any]) -> Any:
@@ -190,7 +190,7 @@ def _module_type(cls: Any) -> NodeType:
         """Returns the children, and those among them that Flax considers static."""
         flags: Any = state[_FLAGS] if flagged else {}
         flags = getattr(flags, _private.FLAGS_MAPPING, flags)
-        found: list[tuple[Any, Any]] = []
+        pairs: list[tuple[Any, Any]] = []
         unmarked: list[str] = []
         for name, value in state.items():
             is_child = known_types.get(type(value))
@@ -198,31 +198,31 @@ def _module_type(cls: Any) -> NodeType:
                 is_child = name not in _BOOKKEEPING and test(value)
             marked = flags.get(name)
             if is_child:
-                found.append((name, value))
+                pairs.append((name, value))
                 if flagged and not marked:
                     unmarked.append(name)
             elif marked and name not in _BOOKKEEPING:
-                found.append((name, value))
-        return found, unmarked
+                pairs.append((name, value))
+        return pairs, unmarked
 
     def items(module: Any) -> list[tuple[Any, Any]]:
-        found, _ = find(module.__dict__)
-        return _list_items(found) if numbered else found
+        pairs, _ = find(module.__dict__)
+        return _list_items(pairs) if numbered else pairs
 
     def open(module: Any, keep: Callable[[Any], None]) -> Any:
         state = module.__dict__.copy()
-        found, unmarked = find(state)
+        pairs, unmarked = find(state)
         state[_STATE] = _fresh(state[_STATE])
         new = _new(cls)
         _set(new, "__dict__", state)
-        keep(found)
+        keep(pairs)
         if numbered:
-            found = _list_items(found)
-            keep(found)
-            return new, iter(found), {}, partial(_fill_list, new, state, unmarked)
+            pairs = _list_items(pairs)
+            keep(pairs)
+            return new, iter(pairs), {}, partial(_fill_list, new, state, unmarked)
         if unmarked:
-            return new, iter(found), state, partial(_mark, new, state, unmarked)
-        return new, iter(found), state, None
+            return new, iter(pairs), state, partial(_mark, new, state, unmarked)
+        return new, iter(pairs), state, None
 
     def beside(module: Any) -> list[tuple[str, Any]]:
         state = module.__dict__
@@ -254,9 +254,9 @@ def _fresh(state: Any) -> Any:
     return new
 
 
-def _list_items(found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def _list_items(children: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Lists the items of an `nnx.List`, numbers first and sorted, since attributes are not."""
-    pairs = [(int(name) if name.isdecimal() else name, value) for name, value in found]
+    pairs = [(int(name) if name.isdecimal() else name, value) for name, value in children]
     return sorted(pairs, key=lambda pair: pair[0] if isinstance(pair[0], int) else len(pairs))
 
 
@@ -288,12 +288,12 @@ def _state_type(cls: type) -> NodeType:
         return state.__dict__["_mapping"].items()
 
     def open(state: Any, keep: Callable[[Any], None]) -> Any:
-        own = state.__dict__.copy()
-        source = own["_mapping"].copy()
+        attributes = state.__dict__.copy()
+        source = attributes["_mapping"].copy()
         keep(source)
-        slots = own["_mapping"] = source.copy()
+        slots = attributes["_mapping"] = source.copy()
         new = _new(cls)
-        _set(new, "__dict__", own)
+        _set(new, "__dict__", attributes)
         return new, iter(source.items()), slots, None
 
     def put(state: Any, new: Mapping[Any, Any]) -> None:

@@ -24,10 +24,10 @@ def of_blocks(value: Any, metadata: Mapping[str, Any]) -> Any:
     if how is None or isinstance(value, PackedArray):
         return value
     key = id(value), how
-    found = _made.get(key)
-    if found is None:
-        found = _made[key] = PackedArray(value, *how)
-    return found
+    packed = _made.get(key)
+    if packed is None:
+        packed = _made[key] = PackedArray(value, *how)
+    return packed
 
 
 def to_blocks(array: Any, metadata: MutableMapping[str, Any]) -> Any:

@@ -91,10 +91,10 @@ class Programs:
 
     def whole(self, arrays: Mapping[str, Any]) -> Program:
         """Returns the program with these arrays; one for training includes that for evaluation."""
-        found: Program = self.bind(arrays, train=self.training is not None).as_program()
+        program: Program = self.bind(arrays, train=self.training is not None).as_program()
         if self.training is not None and self.evaluation is not None:
-            found.evaluation = self.evaluation.as_program()
-        return found
+            program.evaluation = self.evaluation.as_program()
+        return program
 
     def __copy__(self) -> Programs:
         return self

@@ -81,21 +81,23 @@ def _flags_of(model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, train_flag
     if _is_nnx(model):
         whole = _whole(model)
         return train_flags.find_flags(type(whole).__call__, 1, args, whole)
-    function, own = linen_source.function_of(model, kwargs.get("method"))
-    return train_flags.find_flags(function, 1, args, own)
+    function, module = linen_source.function_of(model, kwargs.get("method"))
+    return train_flags.find_flags(function, 1, args, module)
 
 
 def _modes_of_parts(model: Any) -> dict[str, bool]:
     """Returns the mode attributes of submodules, with their values -> whether these train."""
     with _graph_mode():
-        parts = [(path, one) for path, one in nnx.iter_graph(model) if isinstance(one, nnx.Module)]
-    found = {}
+        parts = [
+            (path, node) for path, node in nnx.iter_graph(model) if isinstance(node, nnx.Module)
+        ]
+    flags = {}
     for path, part in parts:
         for name in ("deterministic", "use_running_average"):
             value = getattr(part, name, None)
             if isinstance(value, bool):
-                found[f"{'.'.join(map(str, (*path, name)))}={value}"] = not value
-    return found
+                flags[f"{'.'.join(map(str, (*path, name)))}={value}"] = not value
+    return flags
 
 
 def _graph_mode() -> AbstractContextManager[object]:
@@ -133,21 +135,21 @@ def make_source(
 
 def _in_mode(model: Any, *, train: bool | None) -> Any:
     """Returns a copy in a mode, None for its own, which shares the arrays of the model."""
-    own = fmap(lambda leaf: leaf, model)
+    copy = fmap(lambda leaf: leaf, model)
     if _is_converted(model):
-        own.deterministic = not model._programs.trains(model, train=train)
-        return own
-    _separate(own)
-    said = _modes_of_parts(own).values()
+        copy.deterministic = not model._programs.trains(model, train=train)
+        return copy
+    _separate(copy)
+    said = _modes_of_parts(copy).values()
     if said and train is not None and not (train and any(said)):
         try:
             with _graph_mode():
-                own.train() if train else own.eval()
+                copy.train() if train else copy.eval()
         except Exception as error:  # from a class without such a mode
             mode = "training" if train else "evaluation"
             name = type(model).__name__
             raise ConversionError(f"{name} cannot be put into {mode}: {error}") from error
-    return own
+    return copy
 
 
 def _separate(model: Any) -> None:
@@ -157,10 +159,10 @@ def _separate(model: Any) -> None:
     replaces the array of only one variable. Generators are left as they are.
     """
     with _graph_mode():
-        known = {id(node): node for _, node in nnx.iter_graph(model) if variables.is_variable(node)}
-    found = sorted(known.values(), key=lambda one: not issubclass(type(one), nnx.Param))
+        by_id = {id(node): node for _, node in nnx.iter_graph(model) if variables.is_variable(node)}
+    ordered = sorted(by_id.values(), key=lambda x: not issubclass(type(x), nnx.Param))
     seen: set[int] = set()
-    for variable in found:
+    for variable in ordered:
         slot = _private.value_slot(type(variable))
         array = getattr(variable, slot)
         is_own = issubclass(type(variable), nnx.Param | nnx.RngState)
@@ -183,14 +185,14 @@ def of_nnx(model: Any) -> Source:
     changed: dict[str, None] = {}
 
     def call(parameters: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
-        known = {**parameters, **buffers}
-        filled = held.fill(known)
+        arrays = {**parameters, **buffers}
+        filled = held.fill(arrays)
 
         def run() -> tuple[Any, dict[str, Any]]:
             with parts.watch(lambda: objects_at(filled[0])):
                 output = filled[0](*args, **kwargs)
             try:
-                return output, held.changes(filled, known)
+                return output, held.changes(filled, arrays)
             except ConversionError as error:
                 raise ConversionError(f"{type(model).__name__}: {error}") from None
 
@@ -198,7 +200,7 @@ def of_nnx(model: Any) -> Source:
 
     frozen = [n for n in held.arrays if kinds.get(n) == "FrozenParam"]
     trained = held.trained | set(frozen)
-    found = Source(
+    source = Source(
         call,
         {n: x for n, x in held.arrays.items() if n in trained},
         {n: x for n, x in held.arrays.items() if n not in trained},
@@ -216,9 +218,9 @@ def of_nnx(model: Any) -> Source:
     )
     if _is_converted(model):
         program = model._programs.any.program
-        found = dataclasses.replace(found, signature=program.signature, skipped=0,
+        source = dataclasses.replace(source, signature=program.signature, skipped=0,
                                     name=program.name)  # fmt: skip
-    return found
+    return source
 
 
 def _kinds(model: Any) -> dict[str, str]:
@@ -226,8 +228,8 @@ def _kinds(model: Any) -> dict[str, str]:
     if not _is_converted(model):
         return {}
     programs = model._programs
-    found = {n: "FrozenParam" for n, kind in programs.kinds.items() if kind == "frozen"}
-    return {**found, **dict.fromkeys(programs.transient, "transient")}
+    kinds = {n: "FrozenParam" for n, kind in programs.kinds.items() if kind == "frozen"}
+    return {**kinds, **dict.fromkeys(programs.transient, "transient")}
 
 
 def weights_of_pair(model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
@@ -239,12 +241,12 @@ def weights_of_pair(model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
     first, held = model
     module = linen_source.module_of(first)
     if isinstance(module, linen_model.LinenModel):
-        own = linen_model.weights(module, held)
+        arrays = linen_model.weights(module, held)
     else:
-        own = state(held)
+        arrays = state(held)
 
     def back(filled: Mapping[str, Any]) -> Any:
-        new = {id(array): filled[name] for name, array in own.items()}
+        new = {id(array): filled[name] for name, array in arrays.items()}
         return first, fmap(lambda leaf: new.get(id(leaf), leaf), held)
 
-    return own, back
+    return arrays, back

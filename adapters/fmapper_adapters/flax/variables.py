@@ -24,21 +24,21 @@ def names_of_types(model: Any, arrays: Iterable[str]) -> dict[str, str]:
     A variable may hold a tree of arrays. Arrays outside of variables are left out.
     """
     classes = classes_at(model, is_variable)
-    found = {}
+    types = {}
     for name in arrays:
         at = name
         while at and at not in classes:
             at = at.rpartition(".")[0]
         kind = _name(classes[at]) if at else ""
         if kind:
-            found[name] = kind
-    return found
+            types[name] = kind
+    return types
 
 
 def types_of(names: Mapping[str, str]) -> dict[str, Any]:
     """Resolves the type names of arrays; unknown ones are left out."""
-    found = {name: _type(kind) for name, kind in names.items()}
-    return {name: cls for name, cls in found.items() if cls is not None}
+    types = {name: _type(kind) for name, kind in names.items()}
+    return {name: cls for name, cls in types.items() if cls is not None}
 
 
 def is_variable(node: Any) -> bool:

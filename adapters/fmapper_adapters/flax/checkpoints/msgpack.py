@@ -116,8 +116,8 @@ class _Reader:
     def value(self, place: str | None, contents: Contents) -> None:
         """Reads a value, and records the arrays in it under their names; None is the root."""
         self._name = place or ""
-        found = self.item(place, contents)
-        if found is None or found is _ENTERED:
+        item = self.item(place, contents)
+        if item is None or item is _ENTERED:
             return
         name = place or ""
         check_name(name)
@@ -125,11 +125,11 @@ class _Reader:
         check_count(self.length, "bytes of names")
         if name in contents.arrays or name in contents.values:
             raise Misfit(f"{show(name)} occurs twice")
-        if isinstance(found, LazyArray):
-            contents.arrays[name] = found
+        if isinstance(item, LazyArray):
+            contents.arrays[name] = item
             check_count(len(contents.arrays), "arrays")
         else:
-            contents.values[name] = found
+            contents.values[name] = item
             check_count(len(contents.values), "values")
 
     def item(self, name: str | None, contents: Contents | None) -> Any:
@@ -245,11 +245,11 @@ class _Reader:
         if begin < 0 or begin + _LONGEST_HEAD > len(self._buffer):
             self._buffer = os.pread(self.handle, _BUFFER, self.at)
             self._start, begin = self.at, 0
-        found = _HEAD.match(self._buffer, begin)
-        if found is None:
+        match = _HEAD.match(self._buffer, begin)
+        if match is None:
             return None
-        sizes, dtype = found[1], found[2][1:].decode("latin1")
-        if found[2][0] - 0xA0 != len(dtype) or dtype not in STORED_DTYPES:
+        sizes, dtype = match[1], match[2][1:].decode("latin1")
+        if match[2][0] - 0xA0 != len(dtype) or dtype not in STORED_DTYPES:
             return None
         shape, at = [], 1
         while at < len(sizes):
@@ -259,9 +259,9 @@ class _Reader:
             at += 1 + width
         if len(shape) != sizes[0] - 0x90:
             return None
-        place = self._start + found.end()
+        place = self._start + match.end()
         array = StoredArray(self.file, place, shape, dtype)
-        size = int.from_bytes(found[3][1:], "big")
+        size = int.from_bytes(match[3][1:], "big")
         return array if size == array.nbytes and place + size == end else None
 
     def _unusual(self, end: int) -> LazyArray:

@@ -219,11 +219,11 @@ def _leads_out(name: str) -> bool:
 
 def _check_names(folder: Path, rows: Sequence[_Row]) -> None:
     """Raises for a name that occurs twice, and for array metadata that is too large."""
-    known = set()
+    names = set()
     for row in rows:
-        if row.is_stored and row.name in known:
+        if row.is_stored and row.name in names:
             raise Misfit("occurs twice", row.name[:60])
-        known.add(row.name)
+        names.add(row.name)
         for file in (".zarray", "zarr.json"):
             place = f"{folder}/{row.name}/{file}"  # normally a few bytes; absent with OCDBT
             if os.path.exists(place) and os.path.getsize(place) > MOST_ABOUT:
@@ -245,9 +245,9 @@ def _texts(path: Path, names: Sequence[str]) -> Mapping[str, str]:
     """Reads strings; the name of each is a JSON pointer to its place in the file."""
     if not path.exists():
         raise Misfit(f"has no {path.name}, where its strings are")
-    found, texts = read_json_file(path), {}
+    tree, texts = read_json_file(path), {}
     for name in names:
-        node = found
+        node = tree
         for key in name.split("/"):
             node = (
                 node.get(key.replace("~1", "/").replace("~0", "~")) if type(node) is dict else None

@@ -98,16 +98,16 @@ class Stores:
             group = names[at : at + _AT_ONCE]
             values = [self._values.read(_prefix(name) + _KEYS[0]) for name in group]
             for name, value in zip(group, values, strict=True):
-                found, key = value.result(), _KEYS[0]
-                if found.state != "value":
+                stored, key = value.result(), _KEYS[0]
+                if stored.state != "value":
                     key = _KEYS[1]
-                    found = self._values.read(_prefix(name) + key).result()
-                if found.state != "value":
+                    stored = self._values.read(_prefix(name) + key).result()
+                if stored.state != "value":
                     raise Misfit("orbax finds no array of this name", name[:60])
-                length += len(found.value)
-                if len(found.value) > MOST_ABOUT or length > MOST_ABOUT + 400 * len(names):
+                length += len(stored.value)
+                if len(stored.value) > MOST_ABOUT or length > MOST_ABOUT + 400 * len(names):
                     raise Misfit(f"has a {key} that is too large", name[:60])
-                yield found.value, key
+                yield stored.value, key
 
     def _check_size(self, layout: Layout) -> None:
         """Raises if the files cannot hold a chunk, or the whole array if every chunk is stored."""
@@ -230,5 +230,5 @@ def _dtype(name: Any) -> np.dtype[Any]:
         return np.dtype(name)
     import ml_dtypes
 
-    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-    return found
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
