@@ -119,7 +119,7 @@ class Dcp(Format):
             tree[name] = torch.empty(array.shape, dtype=dtype, device="meta")
 
         class Planner(checkpoint.DefaultSavePlanner):  # type: ignore[misc]
-            """Has arrays in pieces, as if several processes had them, each read for itself."""
+            """Plans arrays in pieces, as if several processes held them; each is read alone."""
 
             def create_local_plan(self) -> Any:
                 items = []

@@ -476,7 +476,7 @@ def _line_asking(frame: FrameType | None) -> str | None:
 
 
 def _line_of(frame: FrameType | None) -> str:
-    """Returns the innermost line of the user's code, else of a layer of torch, or nothing."""
+    """Returns the innermost line of the user's code, else of a layer of torch, else ""."""
     layer = ""
     while frame is not None and frame.f_code.co_filename != _END:
         name = frame.f_code.co_filename
@@ -492,7 +492,7 @@ def _line_of(frame: FrameType | None) -> str:
 
 
 def env_of(exported: torch.export.ExportedProgram) -> Any:
-    """Returns torch's symbols of a recording; None without any."""
+    """Returns torch's shape environment of a recording; None without one."""
     for node in exported.graph.nodes:
         mode = getattr(node.meta.get("val"), "fake_mode", None)
         if mode is not None:

@@ -1,10 +1,10 @@
 """Refuses in-place changes that no functional program can represent.
 
 `y *= y[..., :1]` reads elements that may or may not have been changed already, depending on how
-many a processor handles at a time; torch calls the result undefined. A functional program reads all
-elements before it writes any, so its results may differ unpredictably. An operation that reads only
-elements that are written at the same time or later (`y[:-1] = y[1:]`) has the same result either
-way.
+many elements a processor handles at a time; torch calls the result undefined. A functional program
+reads all elements before it writes any, so its results may differ unpredictably. An operation that
+reads only elements that are written at the same time or later (`y[:-1] = y[1:]`) has the same
+result either way.
 
 Writes through two kinds of views come out wrong when torch functionalises a recording: through
 `expand`, the differences of all copies are added up, and through `unfold`, elements outside of all
@@ -34,7 +34,7 @@ EXPANSIONS = frozenset({
     torch.ops.aten.expand_as.default,
     torch.ops.aten.broadcast_to.default,
 })  # fmt: skip
-_MOST = 2**20  # elements whose addresses are compared one by one
+_MOST = 2**20  # the most elements whose addresses are compared one by one
 _UNTAGGED = {"copy_", "copy", "masked_fill_", "fill_", "fill", "where", "__iand__", "__ior__"}
 _UNTAGGED |= {"__ixor__", "__ilshift__", "__irshift__", "floor_divide_", "floor_divide"}
 
@@ -108,7 +108,7 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
     layout = _layout(tensor)
     if layout is None:
         return False
-    reach = 0  # of the dimensions so far, from the densest
+    reach = 0  # reach of the dimensions so far, densest first
     for stride, size in sorted(zip(layout.strides, layout.shape, strict=True)):
         if size > 1 and stride <= reach:
             break
@@ -140,13 +140,13 @@ def _is_in_windows(node: Any) -> bool:
 
 
 def bases_of(node: Any) -> Iterator[Node]:
-    """Yields a view and the tensors that it is a view of, up to the first."""
+    """Yields a view and its bases, up to the first tensor."""
     while isinstance(node, Node):
         yield node
         if node.op != "call_function":
             return
         schema = _private.schema_of(node.target)
-        if node.target is operator.getitem:  # one of the views that `split` gives
+        if node.target is operator.getitem:  # one of the results of `split`
             node = node.args[0]
         elif schema is None or not any(result.alias_info for result in schema.returns):
             return
@@ -160,7 +160,7 @@ def value_of(argument: Any) -> Any:
 
 
 def _is_by_element(target: Any) -> bool:
-    """Returns whether an operation is pointwise; torch tags only some."""
+    """Returns whether an operation is pointwise; not all of these have torch's tag."""
     name = target.overloadpacket.__name__
     packets = (target.overloadpacket, getattr(torch.ops.aten, name.removesuffix("_"), None))
     return name in _UNTAGGED or any(
@@ -181,7 +181,7 @@ def _depends_on_order(out: torch.Tensor, source: torch.Tensor, *, by_element: bo
             source.untyped_storage()
         ):
             return False
-    except (NotImplementedError, RuntimeError):  # sparse, or of a class without storage
+    except (NotImplementedError, RuntimeError):  # sparse, or of a class without a storage
         return False
     first, second = _layout(out), _layout(source)
     if first is None or second is None or not _share(first, second):
@@ -216,7 +216,7 @@ def _number(size: Any) -> int | None:
 
 
 def _broadcast(layout: _Layout, shape: tuple[int, ...]) -> _Layout | None:
-    """Returns a layout with the shape that it is broadcast to; None where it cannot be."""
+    """Broadcasts a layout to a shape; returns None if that is impossible."""
     missing = len(shape) - len(layout.shape)
     if missing < 0:
         return None
@@ -234,7 +234,7 @@ def _share(first: _Layout, second: _Layout) -> bool:
     def geometry(layout: _Layout) -> Any:
         interface = {
             "version": 3,
-            "data": (1 + layout.start, True),  # no address is 0
+            "data": (1 + layout.start, True),  # so that no address is 0
             "shape": layout.shape,
             "strides": layout.strides,
             "typestr": f"|V{layout.itemsize}",

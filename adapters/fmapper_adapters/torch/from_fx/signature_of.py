@@ -24,7 +24,7 @@ def symbols(
 
 
 def _bound(value: Any) -> int | None:
-    """Returns a bound as an integer; None for infinity, for which torch has its own object."""
+    """Returns a bound as an integer; None for torch's infinity."""
     try:
         return int(value) if math.isfinite(float(value)) and abs(int(value)) < 2**62 else None
     except (TypeError, ValueError, OverflowError):
@@ -59,9 +59,9 @@ def parameters(module: torch.nn.Module) -> tuple[Parameter, ...]:
 
 
 def ones_like(module: torch.nn.Module, inputs: Mapping[str, Input]) -> dict[str, str]:
-    """Returns the masks that a model may be called without: of transformers, those of tokens.
+    """Returns the masks that a model may be called without: token masks of transformers.
 
-    Without one, its models take all tokens, as with a mask of ones.
+    Without a mask, these models attend to all tokens, as with a mask of ones.
 
     Args:
         module: The model.
@@ -80,14 +80,14 @@ def ones_like(module: torch.nn.Module, inputs: Mapping[str, Input]) -> dict[str,
 
 
 def own_inputs(signature: Any, nodes: Sequence[torch.fx.Node]) -> list[str]:
-    """Returns the names of a graph's inputs, without those that torch made of constants."""
+    """Returns the names of a graph's inputs, without those that torch created for constants."""
     made = ("CONSTANT_TENSOR", "CUSTOM_OBJ", "TOKEN")
     pairs = zip(signature.input_specs, nodes, strict=True)
     return [node.name for spec, node in pairs if spec.kind.name not in made]
 
 
 def buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields buffers by name, without those that only the code of converted parts uses."""
+    """Yields buffers by name, without those that only the code of converted submodules uses."""
     constants = tuple(
         f"{path}.{name}" if path else name
         for path, part in module.named_modules()

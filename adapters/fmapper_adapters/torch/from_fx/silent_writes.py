@@ -19,7 +19,7 @@ from fmapper_adapters.torch import _private
 
 @torch.library.custom_op("fmapper::overwrite", mutates_args=())
 def overwrite(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Returns the value with the gradient of x: x after a write that autograd does not see."""
+    """Returns `value` with the gradient of `x`, as after a write that autograd does not see."""
     return value.clone()
 
 
@@ -36,7 +36,7 @@ overwrite.register_autograd(_backward)
 _DETACH: Any = torch.ops.aten.detach.default
 _DETACH_IN_PLACE: Any = torch.ops.aten.detach_.default
 _CONSTANT: Any = torch.ops.aten.lift_fresh_copy.default
-# Operations that give new memory, which schemas do not say of all: `dropout` may give its argument.
+# Operations whose results have new memory; schemas miss some, as `dropout` can return its input.
 _NAMES = """
 add addmm baddbmm bmm clamp clone conv1d conv2d conv3d cos div empty exp full gelu linear log
 log_softmax masked_fill matmul max mean min mm mul neg new_zeros ones ones_like pow relu rsub
@@ -50,8 +50,8 @@ _COPY: Any = torch.ops.aten.copy_.default
 def inline(owner: GraphModule, call: Node, stop: Any) -> None:
     """Inlines a part without gradients if it writes to tensors; leaves others unchanged.
 
-    Tensors that it writes to get the values only, not the gradients. Those that it makes itself
-    have none, since its results end them, and are written to as they are.
+    Tensors that it writes to get only the values, not the gradients. Tensors that it creates have
+    no gradients, since these end at its results; they are written to directly.
 
     Args:
         owner: The module with the graph of the call.
@@ -76,7 +76,7 @@ def inline(owner: GraphModule, call: Node, stop: Any) -> None:
                 values[node] = _adopt(owner, call, inner, node)
             else:
                 values[node] = _copy(graph, node, values, copies, stop)
-        outer = set(call.all_input_nodes)  # what a write to one of them returns is itself
+        outer = set(call.all_input_nodes)  # a write to an operand returns the operand
         ends = [result if result in outer else _end(graph, result) for result in results]
     for user in list(call.users):
         at: Any = user.args[1]
@@ -90,7 +90,7 @@ def inline(owner: GraphModule, call: Node, stop: Any) -> None:
 
 
 def _adopt(owner: GraphModule, call: Node, inner: GraphModule, node: Node) -> Node:
-    """Returns a module or constant of the part as one of its owner."""
+    """Moves a module or constant of the part to its owner."""
     name = f"{call.name}_{node.target}".replace(".", "_")
     setattr(owner, name, getattr(inner, str(node.target)))
     new = owner.graph.get_attr(name)
@@ -99,13 +99,13 @@ def _adopt(owner: GraphModule, call: Node, inner: GraphModule, node: Node) -> No
 
 
 def _copy(graph: Graph, node: Node, values: dict[Node, Any], copies: set[Node], stop: Any) -> Node:
-    """Copies an operation; one that writes gets a copy to write to, whose values are copied on.
+    """Copies an operation; writes go to a detached copy, whose values are then copied on.
 
     Args:
         graph: The graph that the copy is added to.
         node: The operation.
-        values: The values of the part -> those in the graph; is added to.
-        copies: Values whose memory is of the part alone; is added to.
+        values: The values of the part -> those in the graph; extended.
+        copies: Values whose memory belongs to the part alone; extended.
         stop: The operation that ends gradients.
     """
     new = graph.node_copy(node, values.__getitem__)
@@ -119,7 +119,7 @@ def _copy(graph: Graph, node: Node, values: dict[Node, Any], copies: set[Node], 
             apart.meta = _meta_of(target, new)
         _replace_written(new, target, apart)
         _overwrite(graph, target, apart, new)
-        new = target  # which a write returns
+        new = target  # the operation returns its target
     return new
 
 
@@ -145,7 +145,7 @@ def _end(graph: Graph, value: Any) -> Any:
 
 
 def _overwrite(graph: Graph, target: Node, source: Node, write: Node) -> Node:
-    """Adds a write of the values of one tensor to another, in the place of a write."""
+    """Adds a write of one tensor's values to another, as part of a write."""
     value = graph.call_function(OVERWRITE, (target, source))
     copy = graph.call_function(_COPY, (target, value))
     value.meta, copy.meta = _meta_of(target, write), _meta_of(target, write)
@@ -153,13 +153,13 @@ def _overwrite(graph: Graph, target: Node, source: Node, write: Node) -> Node:
 
 
 def _meta_of(tensor: Node, call: Node) -> dict[str, Any]:
-    """Returns what is known of a tensor, with the module and the line of a call."""
+    """Returns the metadata of a tensor, with the module and the line of a call."""
     keys = ("nn_module_stack", "stack_trace")
     return {**tensor.meta, **{key: call.meta[key] for key in keys if key in call.meta}}
 
 
 def end_at_detach(graph: Graph, stop: Any) -> bool:
-    """Ends gradients at each `detach`, also if its memory is written to; returns if there was one.
+    """Ends gradients at each `detach`, also if its memory is written; returns if one was found.
 
     Args:
         graph: The graph, which is changed.
@@ -196,7 +196,7 @@ def end_at_detach(graph: Graph, stop: Any) -> bool:
 
 
 def _branch(node: Node, detached: list[Node]) -> Node:
-    """Returns the base of a view: a tensor with its own memory, or one that was detached."""
+    """Returns the base of a view: a tensor with its own memory, or a detached one."""
     while node not in detached:
         base = _base_of(node)
         if base is None:
@@ -206,9 +206,9 @@ def _branch(node: Node, detached: list[Node]) -> Node:
 
 
 def _base_of(node: Node) -> Node | None:
-    """Returns the base of a view, or what a write returns."""
+    """Returns the base of a view, or the target of a write."""
     if node.target is operator.getitem and isinstance(node.args[0], Node):
-        return node.args[0]  # the views that a split gives
+        return node.args[0]  # results of a split
     schema = _private.schema_of(node.target)
     for argument, given in zip(schema.arguments if schema else (), node.args, strict=False):
         if argument.alias_info is not None and isinstance(given, Node):

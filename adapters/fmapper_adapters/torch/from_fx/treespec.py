@@ -36,7 +36,7 @@ def tree_spec(spec: Any) -> TreeSpec:
 def _fields(spec: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the names of children, and of fields without children."""
     named = getattr(spec.context, "_fields", None)
-    for attribute in ("names", "dynamic"):  # of objects known while recording, and of functors
+    for attribute in ("names", "dynamic"):  # contexts of recorded objects, and of functors
         if isinstance(getattr(spec.context, attribute, None), tuple):
             named = getattr(spec.context, attribute)
     if named is None:
@@ -48,7 +48,7 @@ def _fields(spec: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _others(spec: Any) -> dict[str, Any]:
-    """Returns the fields of a class that are not children, as far as its context has them."""
+    """Returns the fields of a class that are not children, if its context has their values."""
     static = getattr(spec.context, "static", None)
     if isinstance(static, dict):
         return static

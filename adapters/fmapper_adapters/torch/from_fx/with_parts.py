@@ -27,7 +27,7 @@ _EFFECTS = ("aten::_assert", "aten::_print")
 def with_parts(program: Program, run: order.Pass) -> Program:
     """Runs the passes while keeping track of the arguments and results of parts.
 
-    Meanwhile, the values that the parts refer to are results of the program, which passes keep.
+    Meanwhile, the values that parts refer to are outputs of the program, so that passes keep them.
     """
     graph = program.graph
     there = {*graph.inputs, *(call.name for call in graph.calls)}
@@ -73,10 +73,9 @@ def with_parts(program: Program, run: order.Pass) -> Program:
 
 
 def _rows_made(program: Program) -> set[str]:
-    """Returns the results of parts that pick rows by their values, and so decide how many.
+    """Returns the results of parts that select rows by values, which determines their number.
 
-    Padding in them would be a result that the module does not have, unlike that of parts which were
-    given it.
+    Padding would change these results, unlike those of parts whose arguments are padded already.
     """
     calls = program.graph.calls
     unknown = {call.name for call in calls if _UNKNOWN.search(str(call.result))}
@@ -94,7 +93,7 @@ _UNKNOWN = re.compile(r"\bu\d+")
 
 
 def _with_copies(calls: Sequence[Call], names: set[str]) -> tuple[list[Call], dict[str, str]]:
-    """Copies values before a call changes them in place: a part has given what they were then.
+    """Copies values before a call changes them in place, since parts have returned the old values.
 
     Returns:
         The calls, and the values -> their copies.
@@ -116,10 +115,10 @@ def _with_copies(calls: Sequence[Call], names: set[str]) -> tuple[list[Call], di
 
 
 def _in_their_parts(calls: Sequence[Call], parts: Sequence[Part]) -> list[Call]:
-    """Moves out of a part what computes its arguments, to the part that has it as a result.
+    """Moves calls that compute a part's arguments to the part whose results they are.
 
-    torch computes a view of what was changed in place again where it is used: a linear layer then
-    has the operation of the `Flatten` before it.
+    torch recomputes a view of a changed tensor where it is used: a linear layer may then contain
+    the operation of the `Flatten` before it.
     """
     by_name = {part.name: part for part in parts}
     given = {part.name: {*refs_in((part.arguments,))} for part in parts}
@@ -133,7 +132,7 @@ def _in_their_parts(calls: Sequence[Call], parts: Sequence[Part]) -> list[Call]:
         for value in {value for reader in (call, *inner) for value in reader.refs()}:
             users.setdefault(value, []).append(call.name)
     borders = {*refs_in(tuple((part.arguments, part.result) for part in parts))}
-    moved: dict[str, tuple[str, str]] = {}  # calls -> the part that they were in, and are in
+    moved: dict[str, tuple[str, str]] = {}  # call -> its old part, its new part
     for call in reversed(calls):
         place = call.module
         while place and call.name in given.get(place, ()):

@@ -7,7 +7,7 @@ from typing import Any
 
 from fmapper.programs import Call, Ref, Scalar
 
-# Such a number in place of a logit makes its weight zero.
+# A logit of at most this number has weight zero.
 _LARGE = 1e4
 
 
@@ -42,7 +42,7 @@ def _attention(
     if labels is None:
         return None
     of_q, of_k, of_logits, batch, rows, columns, depth = labels
-    # where the labels of the logits are in the softmax, and in the weights as they are multiplied
+    # the positions of the logits' labels in the softmax, and in the multiplied weights
     in_softmax = {seen[i]: label for i, label in of_logits.items() if i in seen}
     in_weights = {at[i]: label for i, label in in_softmax.items() if i in at}
     if in_softmax.get(softmax.kwargs["axis"]) != columns:
@@ -88,7 +88,7 @@ def _attention(
 
 
 def _without_scale(look: Any, value: Any, scale: float) -> tuple[Any, float]:
-    """Returns queries or keys without a number that multiplies them, and the scale with it."""
+    """Removes a numeric factor from queries or keys, and multiplies the scale with it."""
     call = look.call(value, "mul", "div")
     number = None if call is None else look.number(call.args[1])
     if call is None or not number or look.shape(call.args[0]) != look.shape(value):
@@ -148,9 +148,9 @@ def _reaches_product(look: Any, value: Any) -> bool:
 
 
 def _is_moderate(look: Any, value: Any) -> bool:
-    """Returns whether a bias is of trained arrays and small numbers, so masks no row.
+    """Returns whether a bias consists of trained arrays and small numbers, so it masks no row.
 
-    torch's fast attention has no right gradient for rows whose logits are all near -1e9.
+    torch's fast attention has wrong gradients for rows whose logits are all near -1e9.
     """
     todo, seen = [value], set()
     while todo:

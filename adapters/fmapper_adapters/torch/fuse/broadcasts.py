@@ -53,7 +53,7 @@ def _is_broadcast(look: Any, value: Any) -> bool:
 
 
 def _smaller(rewriter: Any, value: Any, shape: tuple[Any, ...], *, scalar: bool) -> Any | None:
-    """Returns a smaller value that torch broadcasts to the same; None if there is none."""
+    """Returns a smaller value that torch broadcasts to the same one; None if there is none."""
     look = rewriter.look
     number = look.number(value)
     if number is not None:

@@ -41,7 +41,7 @@ def absorb(rewriter: Any, call: Call) -> Any | None:
     args = list(call.args)
     for i in (0, 1):
         move = look.call(args[i], "transpose")
-        if move is None or move.module != call.module:  # a part takes what it is given
+        if move is None or move.module != call.module:  # keeps the arguments of parts
             continue
         order = move.kwargs["permutation"]
         free = [order[j] for j in range(len(order)) if j not in (*summed[i], *shared[i])]

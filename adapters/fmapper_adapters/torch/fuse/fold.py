@@ -26,7 +26,7 @@ _COMPARED: dict[str, Any] = {
     "gt": operator.gt,
     "ge": operator.ge,
 }
-_EXACT = 1 << 24  # up to which integers are exact in float32
+_EXACT = 1 << 24  # integers up to this are exact in float32
 
 
 def fold(graph: Graph, kinds: Mapping[str, Any], borders: set[str]) -> Graph:
@@ -85,7 +85,7 @@ def _convert(number: Scalar, dtype: str) -> Scalar | None:
 
 
 def _compute(name: str, a: Any, b: Any, dtype: str) -> Scalar | None:
-    """Computes a result where that is exact: for small integers, also as floats."""
+    """Computes a result if that is exact: for small integers, also as floats."""
     if isinstance(a, complex) or isinstance(b, complex):
         return None
     if not all(math.isfinite(x) and abs(x) < 2048 and float(x).is_integer() for x in (a, b)):
@@ -94,7 +94,7 @@ def _compute(name: str, a: Any, b: Any, dtype: str) -> Scalar | None:
         return Scalar(_COMPARED[name](a, b), "bool")
     if name in _COMPUTED and dtype in ("int32", "int64", "float32", "float64"):
         if name in ("max", "min") and a == b == 0:
-            return None  # of -0.0 and 0.0
+            return None  # -0.0 against 0.0
         result = _COMPUTED[name](a, b)
         return Scalar(result, dtype) if abs(result) < _EXACT else None
     return None

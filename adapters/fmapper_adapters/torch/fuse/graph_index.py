@@ -30,10 +30,10 @@ class Look:
         kinds: dtype and shape of its inputs, by name.
         roles: The inputs that are arrays of the model: `trained`, or `fixed` for those that have no
             gradient.
-        borders: Values that submodules take or give: code of another submodule ends at them.
+        borders: Arguments and results of submodules, at which code of another submodule ends.
 
     Attributes:
-        reader: The submodule whose code is looked at.
+        reader: The submodule whose code is being matched.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Look:
                 self.kinds[call.name] = call.result[0]
 
     def add(self, call: Call) -> Ref:
-        """Adds a call that a rewrite has made."""
+        """Adds a call that a rewrite has created."""
         self.calls[call.name] = call
         self.kinds[call.name] = call.result[0]
         return Ref(call.name)
 
     def replace(self, old: str, new: str) -> None:
-        """Lets a value be what another one was to submodules."""
+        """Replaces a value by another among the borders."""
         if old in self._borders:
             self._borders.add(new)
 
@@ -109,7 +109,7 @@ class Look:
             detached: Whether to look through calls that end gradients.
 
         Returns:
-            The value from which it is made by moving dimensions only, and for each of its
+            The value from which only moves of dimensions lead to `value`, and for each of its
             dimensions that is not of size 1 the corresponding dimension of `value`.
         """
         at = {i: i for i, n in enumerate(self.shape(value)) if n != 1}
@@ -127,7 +127,7 @@ class Look:
             value = call.args[0]
 
     def _step(self, call: Call) -> dict[int, int] | None:
-        """Returns where a move puts each dimension not of size 1; None if it mixes them."""
+        """Returns the target of each dimension not of size 1 in a move; None if it mixes them."""
         source = self.shape(call.args[0])
         target = tuple(call.result[0][1])
         kwargs = call.kwargs
@@ -146,7 +146,7 @@ class Look:
         return dict(zip(old, new, strict=True))
 
     def same(self, a: Any, b: Any) -> bool:
-        """Returns whether two values are one, in the same layout."""
+        """Returns whether two values have the same origin and layout."""
         if a == b:
             return True
         if self.shape(a) != self.shape(b):

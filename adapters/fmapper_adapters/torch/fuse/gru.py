@@ -105,7 +105,7 @@ def _is_difference(look: Look, a: Any, b: Any, value: Any) -> bool:
 
 
 def _reset(look: Look, value: Any) -> tuple[Any, Any, list[Any]] | None:
-    """Returns the reset gate's argument, what it multiplies, and the other terms."""
+    """Returns the reset gate's argument, the factor that it multiplies, and the other terms."""
     resets: list[tuple[Any, Any]] = []
     rest: list[Any] = []
     todo = [value]

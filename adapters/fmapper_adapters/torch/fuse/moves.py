@@ -9,7 +9,7 @@ from fmapper_adapters.torch.fuse.graph_index import MOVES
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """Merges moves of dimensions, of which none broadcasts."""
+    """Merges moves of dimensions that do not broadcast."""
     look = rewriter.look
     if call.op not in MOVES or getattr(look.call(call.args[0]), "op", "") not in MOVES:
         return None

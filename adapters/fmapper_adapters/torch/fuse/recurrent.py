@@ -16,7 +16,7 @@ class Part:
     Attributes:
         name: The constant, a matrix or a vector.
         start: Its first unit.
-        rows: Which inputs of a matrix it takes: the first, and how many.
+        rows: The inputs of a matrix that it takes: the first, and their number.
         units_first: Whether a matrix has its units in the first dimension.
     """
 
@@ -28,7 +28,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Gate:
-    """The products and the biases that are added up before the sigmoid or tanh of a gate."""
+    """The products and biases whose sum is the argument of a gate's sigmoid or tanh."""
 
     x: Part
     h: Part
@@ -126,7 +126,7 @@ class Reader:
         self.look, self.x, self.h, self.constants, self.size = look, x, h, constants, size
 
     def gate(self, value: Any) -> Gate | None:
-        """Returns the gate whose sum a value is."""
+        """Returns the gate with a value as its sum."""
         terms = self.terms([value])
         if terms is None or len(terms["x"]) != 1 or len(terms["h"]) != 1:
             return None

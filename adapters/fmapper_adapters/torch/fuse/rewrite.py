@@ -31,7 +31,7 @@ class Rewriter:
         kinds: dtype and shape of its inputs, by name.
         roles: The inputs that are arrays of the model.
         taken: Names that no new call may have; the names of new calls are added.
-        borders: Values that submodules take or give, as for `Look`.
+        borders: Arguments and results of submodules, as for `Look`.
 
     Attributes:
         look: The graph.
@@ -107,7 +107,7 @@ def simplify(
         kinds: dtype and shape of its inputs, by name.
         roles: The inputs that are arrays of the model, as for `Look`.
         fused: Whether to fuse primitives; if not, only constants and broadcasts are simplified.
-        borders: Values that submodules take or give, as for `Look`.
+        borders: Arguments and results of submodules, as for `Look`.
     """
     taken = {*graph.inputs, *(call.name for call in graph.calls)}
     borders = set(borders)
@@ -119,7 +119,7 @@ def simplify(
     return rewritten, moved
 
 
-# In this order: attention is made of softmax, a layer norm has means in it.
+# The order matters: attention contains softmax, a layer norm contains means.
 _RECOGNISERS = (
     uniform.find,
     windows.find,

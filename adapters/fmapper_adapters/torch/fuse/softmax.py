@@ -8,7 +8,7 @@ from fmapper.programs import Call, Ref
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """Finds `exp(x - m) / sum(exp(x - m))` where m is the largest x: any other m may overflow."""
+    """Finds `exp(x - m) / sum(exp(x - m))`, where m is the largest x; others may overflow."""
     look = rewriter.look
     if call.op not in ("lax::div", "lax::sub"):
         return None
@@ -69,7 +69,7 @@ def _largest_of(look: Any, value: Any, x: Any, axis: int) -> bool:
 
 
 def _is_moved_largest(look: Any, value: Any, x: Any, axis: int) -> bool:
-    """Returns whether a value is a maximum that was taken before x was moved, and moved as x."""
+    """Returns whether a value is the maximum before dimensions of x were moved, moved like x."""
     if len(look.shape(value)) != len(look.shape(x)):
         return False
     reduced, to_value = look.origin(value, detached=True)

@@ -1,4 +1,4 @@
-"""Uniform numbers, which JAX makes by writing random bits into the mantissas of floats."""
+"""Uniform numbers, which JAX creates by writing random bits into the mantissas of floats."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _bits(look: Any, call: Call, dtype: str) -> Call | None:
         return None
     shift = look.call(either.args[0], "shift_right_logical")
     if shift is None or look.number(shift.args[1]) != steps:
-        # eight bits are of the width of the mantissa already
+        # eight bits already have the width of the mantissa
         return None
     source = shift.args[0]
     wide = look.call(source, "convert_element_type")

@@ -12,7 +12,7 @@ _AT_MOST = re.compile(r"min\((\w+), (\d+)\)")
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """Recognises a gather of one window at a place that sizes and numbers say."""
+    """Recognises a gather of one window at a position given by sizes and numbers."""
     if call.op != "lax::gather" or call.kwargs["mode"] != "promise_in_bounds":
         return None
     look, numbers = rewriter.look, call.kwargs["dimension_numbers"]
@@ -42,7 +42,7 @@ def find(rewriter: Any, call: Call) -> Any | None:
 
 
 def _start(look: Any, value: Any) -> int | str | None:
-    """Returns the number or size that an index is; None for others."""
+    """Returns an index as a number or size; None for others."""
     number = look.number(value)
     if number is not None:
         return int(number)
@@ -59,7 +59,7 @@ def _plain(size: Any) -> int | str:
 
 
 def _item(start: int | str, width: int | str, size: int | str) -> tuple[Any, Any] | None:
-    """Returns where a window begins and ends, from the end where it is there.
+    """Returns start and end of a window, counted from the end if it lies there.
 
     Examples:
         >>> _item("s1 - 1", 1, "s1"), _item(0, "s1 - 1", "s1"), _item(1, "s1 - 1", "s1")
@@ -88,7 +88,7 @@ def _item(start: int | str, width: int | str, size: int | str) -> tuple[Any, Any
 
 
 def find_repeats(rewriter: Any, call: Call) -> Any | None:
-    """Recognises that each row of a dimension is taken several times, as to enlarge images.
+    """Recognises repeated rows of a dimension, as in enlarged images.
 
     That is `jax.image.resize(x, shape, "nearest")` for a multiple of a size: row `i` is the one at
     `floor((i + 0.5) * size / length)`.
@@ -115,7 +115,7 @@ def find_repeats(rewriter: Any, call: Call) -> Any | None:
 
 
 def _multiple(length: int | str, size: int | str) -> int | None:
-    """Returns how often a size is in a length."""
+    """Returns the quotient of a length and a size."""
     whole = Polynomial.read(length)
     for factors, number in Polynomial.read(size).items():
         count = whole.get(factors, 0) // number
@@ -125,7 +125,7 @@ def _multiple(length: int | str, size: int | str) -> int | None:
 
 def _is_nearest(look: Any, indices: Any, size: int | str, length: int | str) -> bool:
     chosen = look.call(look.origin(indices)[0], "select_n")
-    row = indices if chosen is None else chosen.args[1]  # the other is for negative ones
+    row = indices if chosen is None else chosen.args[1]  # the other case is for negative indices
     whole = look.call(look.origin(row)[0], "convert_element_type")
     floor = None if whole is None else look.call(whole.args[0], "floor")
     quotient = None if floor is None else look.call(floor.args[0], "div")
@@ -144,6 +144,6 @@ def _is_nearest(look: Any, indices: Any, size: int | str, length: int | str) -> 
 
 
 def _size_of(look: Any, value: Any) -> int | str | None:
-    """Returns the size that a number is."""
+    """Returns a number as a size."""
     number = look.number(value)
     return _start(look, value) if number is None else int(number) if number % 1 == 0 else None

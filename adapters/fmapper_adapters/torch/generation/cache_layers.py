@@ -1,7 +1,8 @@
-"""The cache of a transformers model as named tensors of fixed sizes, and as an object again.
+"""Converts the cache of a transformers model to named tensors of fixed sizes, and back.
 
-A prompt is recorded with the dynamic cache of the model, in which windows keep everything: its
-attention is over the prompt alone. Afterwards the states go to the slots of a cache of fixed size:
+A prompt is recorded with the dynamic cache of the model, in which windows keep all positions: it
+    attends only to the prompt. Afterwards the states are moved to the slots of a cache of fixed
+    size:
 slot `s` of a full layer holds position `s`; a window has as many slots as it is wide, and position
 `p` is in slot `p % width`, so that a step writes one slot and moves none.
 """
@@ -20,14 +21,14 @@ from fmapper import ConversionError
 
 State = dict[str, torch.Tensor]
 
-_NAMES = ("past_key_values", "cache_params", "cache")  # of Mamba; of all from transformers 5.24 on
+_NAMES = ("past_key_values", "cache_params", "cache")  # Mamba's; all models' from transformers 5.24
 _NO_WINDOW = 1 << 30
-_OWN_CLASS = "minimax"  # takes no cache of another class; its linear layers keep one state each
+_OWN_CLASS = "minimax"  # accepts only its own class; its linear layers keep one state each
 _LINEAR = "linear"
 
 
 def name_of_cache(model: torch.nn.Module) -> str:
-    """Returns the name under which a model takes a cache, empty where it takes none."""
+    """Returns the name of a model's argument for a cache; empty if it takes none."""
     accepts = inspect.signature(model.forward).parameters
     for name in _NAMES:
         if name in accepts and (name != "cache" or "Cache" in str(accepts[name].annotation)):
@@ -40,8 +41,8 @@ class Places(NamedTuple):
 
     Attributes:
         begin: The column of position 0.
-        length: How many positions there are.
-        columns: How many columns there are.
+        length: The number of positions.
+        columns: The number of columns.
         slots: The positions that a full layer holds.
     """
 
@@ -53,7 +54,7 @@ class Places(NamedTuple):
     def of(self, width: int) -> torch.Tensor:
         """Returns the column for each slot of a layer.
 
-        Slots of positions that are not there yet get any: they are masked until they are written.
+        Slots of later positions get any column: they are masked until they are written.
         """
         slot = torch.arange(width, device=self.length.device)
         positions = slot if width == self.slots else _positions_in_ring(self.length - 1, slot)
@@ -62,7 +63,7 @@ class Places(NamedTuple):
 
 
 def _positions_in_ring(last: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
-    """Returns the position in each slot of a ring; negative where there is none yet."""
+    """Returns the position in each slot of a ring; negative for empty slots."""
     positions: torch.Tensor = last - (last - slot).remainder(len(slot))
     return positions
 
@@ -85,7 +86,7 @@ def empty(config: Any) -> Any:
 
 
 def is_recurrent(config: Any) -> bool:
-    """Returns whether layers keep a state that sees padding at the right."""
+    """Returns whether layers keep a state that padding at the right would change."""
     linear = cache_utils.LinearAttentionCacheLayerMixin
     layers = empty(config).layers
     return config.model_type == _OWN_CLASS or any(isinstance(layer, linear) for layer in layers)
@@ -120,7 +121,7 @@ def windows(config: Any) -> list[int | None]:
 
 
 def states(cache: Any, widths: Iterable[int | None], places: Places) -> State:
-    """Returns the states that a prompt has left in a cache, by slot."""
+    """Returns the states in a cache after a prompt, by slot."""
     result: State = {}
     for at, (layer, width) in enumerate(zip(cache.layers, widths, strict=True)):
         slots = places.of(places.slots if width is None else min(width, places.slots))
@@ -151,7 +152,7 @@ def _recurrent_states(layer: Any, at: int) -> State:
 
 
 class _Full:
-    """A layer of fixed size in which each position has its slot."""
+    """A layer of fixed size with a slot for each position."""
 
     is_compileable = True
     keys: torch.Tensor
@@ -159,12 +160,12 @@ class _Full:
     indexer_keys: torch.Tensor
 
     def start(self, length: torch.Tensor, slots: int) -> None:
-        """Sets how many positions are taken, and how many there are."""
+        """Sets the number of positions taken, and the number of slots."""
         self.length, self.slots = length, slots
         self.taken = length
 
     def slot(self) -> torch.Tensor:
-        """Returns the slot of the position that is next."""
+        """Returns the slot of the next position."""
         return self.length.reshape(1)
 
     def update(self, keys: Any, values: Any, *_: Any, **__: Any) -> Any:
@@ -180,30 +181,30 @@ class _Full:
         return self.indexer_keys
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
-        """Returns the number of slots, and the position in the first."""
+        """Returns the number of slots, and the position in the first slot."""
         return self.slots, 0
 
     def get_seq_length(self) -> torch.Tensor:
-        """Returns how many positions are taken, the new one among them once it is written."""
+        """Returns the number of positions taken, including the new one once it is written."""
         return self.taken
 
 
 class _Ring(_Full):
-    """A window: the slots of positions that it has left are taken again."""
+    """A window, which reuses the slots of positions that it has left behind."""
 
     def start(self, length: torch.Tensor, slots: int) -> None:
-        """Sets how many positions are taken, and how many there may be."""
+        """Sets the number of positions taken, and their largest number."""
         super().start(length, slots)
         self.width = min(self.sliding_window, slots)  # type: ignore[attr-defined]
 
     def slot(self) -> torch.Tensor:
-        """Returns the slot of the position that is next."""
+        """Returns the slot of the next position."""
         return self.length.remainder(self.width).reshape(1)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
         """Returns the width of the window, and the position in each slot."""
         positions = _positions_in_ring(self.length, torch.arange(self.width))
-        later = torch.full_like(positions, self.slots - 1)  # no query is there yet
+        later = torch.full_like(positions, self.slots - 1)  # before the first query
         return self.width, _Positions(torch.where(positions < 0, later, positions))
 
 
@@ -218,7 +219,7 @@ class _Positions:
 
 
 def for_step(config: Any, state: Mapping[str, torch.Tensor], length: Any, slots: int) -> Any:
-    """Returns a cache that holds the given states."""
+    """Returns a cache with the given states."""
     cache = empty(config)
     for at in range(len(cache.layers)):
         layer: Any = cache.layers[at]
@@ -250,7 +251,7 @@ def _put(layer: Any, name: list[str], state: torch.Tensor) -> None:
         layer.dtype, layer.device = state.dtype, state.device
         return
     kind, at = name[0], int(name[1])
-    getattr(layer, f"{kind}_states")[at] = state.clone()  # which is changed in place
+    getattr(layer, f"{kind}_states")[at] = state.clone()  # it is changed in place
     getattr(layer, f"is_{kind}_states_initialized")[at] = True
     layer.has_previous_state[at] = True
     layer.dtype, layer.device = state.dtype, state.device
@@ -259,7 +260,7 @@ def _put(layer: Any, name: list[str], state: torch.Tensor) -> None:
 
 
 def after_step(cache: Any, state: Mapping[str, torch.Tensor]) -> State:
-    """Returns the states that a step has left in a cache."""
+    """Returns the states in a cache after a step."""
     new: State = {}
     for name in state:
         at, kind, *rest = name.split(".")

@@ -1,4 +1,4 @@
-"""A causal language model of transformers with what a generator wants: `prefill` and `step`."""
+"""A causal language model of transformers with the methods of a generator: `prefill` and `step`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Result = tuple[torch.Tensor, State]
 class CausalLM(torch.nn.Module):
     """A model whose cache is a dict of tensors of fixed sizes.
 
-    Beside the states of the layers it has `mask`, which positions are real, `position`, the next
-    one of each row, padding not counted, and `length`, the next slot.
+    In addition to the states of the layers it has `mask`, the positions that are not padding,
+    `position`, the next position of each row without padding, and `length`, the next slot.
 
     Args:
         model: The model.
-        max_length: How many positions the cache holds.
+        max_length: The number of positions in the cache.
     """
 
     def __init__(self, model: Any, max_length: int) -> None:
@@ -32,21 +32,21 @@ class CausalLM(torch.nn.Module):
         self.max_length = max_length
         self.config = model.config
         self.accepts = set(inspect.signature(model.forward).parameters)
-        cache_layers.for_prompt(model.config)  # raises for layers that are not known
+        cache_layers.for_prompt(model.config)  # raises for unknown layers
         self.is_recurrent = cache_layers.is_recurrent(model.config)
         self.cache_name = cache_layers.name_of_cache(model)
 
     @property
     def padding(self) -> str:
-        """The side on which a prompt may be padded: a recurrent state sees what is at the right."""
+        """The side on which a prompt may be padded: a recurrent state sees padding at the right."""
         return "left" if self.is_recurrent else "right"
 
     def prefill(self, tokens: torch.Tensor, mask: torch.Tensor) -> Result:
         """Returns the logits after a prompt, and the cache.
 
         Args:
-            tokens: Of the prompts, shape (batch, columns).
-            mask: 1 where there is one.
+            tokens: The tokens of the prompts, shape (batch, columns).
+            mask: 1 for tokens, 0 for padding.
         """
         columns = tokens.shape[1]
         at = torch.arange(columns)
@@ -78,8 +78,8 @@ class CausalLM(torch.nn.Module):
         """Returns the logits after one more token, and the cache.
 
         Args:
-            tokens: One per row, shape (batch,).
-            cache: As `prefill` and `step` return it.
+            tokens: One token per row, shape (batch,).
+            cache: The cache that `prefill` or `step` returned.
         """
         state = dict(cache)
         mask, position, length = (state.pop(name) for name in ("mask", "position", "length"))

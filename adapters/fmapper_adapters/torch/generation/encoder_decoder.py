@@ -1,4 +1,4 @@
-"""A model of transformers with an encoder, with what a generator wants: `prefill` and `step`."""
+"""A model of transformers with an encoder and the methods of a generator, `prefill` and `step`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _CROSS = "cross."
 
 @dataclass
 class _Encoded(BaseModelOutput):
-    """The output of an encoder, with an unused field that models with experts look for."""
+    """The output of an encoder, with an unused field that models with experts read."""
 
     router_logits: Any = None
     router_probs: Any = None
 
 
 class EncoderDecoder(torch.nn.Module):
-    """A model whose encoder takes the prompt, and whose decoder writes from a few tokens on.
+    """A model whose encoder takes the prompt, and whose decoder continues a few start tokens.
 
-    Beside the states of the decoder's layers its cache has the keys and values of the encoder's
-    output, that output, `mask`, which of it is real, and `length`, the next slot.
+    In addition to the states of the decoder's layers its cache has the encoder's output, its keys
+    and values, its `mask`, which is 0 for padding, and `length`, the next slot.
 
     Args:
         model: The model.
-        max_length: How many tokens of the decoder the cache holds.
-        start: Those that it begins with.
+        max_length: The number of the decoder's tokens in the cache.
+        start: The tokens that the decoder begins with.
     """
 
     padding = "right"
@@ -47,15 +47,15 @@ class EncoderDecoder(torch.nn.Module):
         self.start = start
         self.config = model.config
         self.cache_name = cache_layers.name_of_cache(model)
-        # Its decoder is any causal model; several look positions up by the length of the cache.
+        # The decoder may be any causal model; some look up positions by the length of the cache.
         self.gives_positions = model.config.model_type == "encoder-decoder"
 
     def prefill(self, tokens: torch.Tensor, mask: torch.Tensor) -> Result:
         """Returns the logits of the first token of the answer, and the cache.
 
         Args:
-            tokens: Of the prompts, shape (batch, columns).
-            mask: 1 where there is one.
+            tokens: The tokens of the prompts, shape (batch, columns).
+            mask: 1 for tokens, 0 for padding.
         """
         encoder = self.model.get_encoder()
         hidden = encoder(input_ids=tokens, attention_mask=mask, return_dict=True)[0]
@@ -77,8 +77,8 @@ class EncoderDecoder(torch.nn.Module):
         """Returns the logits after one more token, and the cache.
 
         Args:
-            tokens: One per row, shape (batch,).
-            cache: As `prefill` and `step` return it.
+            tokens: One token per row, shape (batch,).
+            cache: The cache that `prefill` or `step` returned.
         """
         state = dict(cache)
         mask, hidden, length = (state.pop(name) for name in ("mask", "hidden", "length"))
@@ -93,7 +93,7 @@ class EncoderDecoder(torch.nn.Module):
         return logits, new | {"mask": mask, "hidden": hidden, "length": length + 1}
 
     def sizes(self, cache: Mapping[str, Any], columns: Any) -> dict[str, Any]:
-        """Returns the dimensions of the cache that have the length of the prompt."""
+        """Returns the sizes of the cache's dimensions that depend on the length of the prompt."""
         sizes: dict[str, Any] = {}
         for name in cache:
             axis = 2 if name.startswith(_CROSS) else 1

@@ -1,7 +1,7 @@
 """Ranges and decisions that depend on the length of a text: `torch.arange(length, length + n)`.
 
-The length is a tensor while a step is recorded. torch would read both ends as numbers, and not know
-that there are `n` elements; and of `max(0, 1 - length)` not know which it is.
+The length is a tensor while a step is recorded. torch would read both ends as numbers, without
+knowing that there are `n` elements; nor would it know the value of `max(0, 1 - length)`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMPARES: dict[Any, Any] = {
 
 
 class _Form(NamedTuple):
-    """A tensor that is `sign * length + offset`; it is kept, or its id would come again."""
+    """A tensor `sign * length + offset`, which is kept alive so that its id is not reused."""
 
     tensor: torch.Tensor
     sign: int
@@ -33,13 +33,13 @@ class _Form(NamedTuple):
 
 
 class FromLength(TorchFunctionMode):
-    """Lets ranges that begin at a length be `length + torch.arange(n)` inside.
+    """Replaces ranges that begin at a length by `length + torch.arange(n)` within the block.
 
-    Comparisons that are the same for every length are bools inside.
+    Comparisons with the same result for every length become bools.
 
     Args:
         length: A tensor without dimensions.
-        slots: How many places there are, which is more than any length.
+        slots: The number of slots, which exceeds any length.
     """
 
     def __init__(self, length: torch.Tensor, slots: int) -> None:
@@ -80,7 +80,7 @@ class FromLength(TorchFunctionMode):
         return form.offset, form.sign * (self.slots - 1) + form.offset
 
     def _clamp(self, form: _Form, **limit: Any) -> Any:
-        """Computes `max(number, form)` or `min(number, form)`, of which torch.export makes this."""
+        """Computes the `clamp` into which torch.export turns `max(number, form)` and `min`."""
         ((name, bound),) = limit.items()
         if isinstance(bound, int) and isinstance(form.offset, int):
             above = {end >= bound for end in self._ends(form)}

@@ -18,11 +18,11 @@ from fmapper_adapters.torch.generation import recurrent, refusals, rotary
 from fmapper_adapters.torch.record.export import export_program, level_of_user
 from fmapper_adapters.torch.record.modes import mode
 
-_COLUMNS = 7  # of the prompts that are the example: neither a power of two nor any other size
-_MOST_COLUMNS = 1 << 15  # where a model does not say
-_FEWER = re.compile(r"Dim\('columns', max=(\d+)\)")  # what torch proposes
-_TOP_K = 50  # of how many tokens `generate` draws where a model does not say
-_LEAST = 2  # columns: torch takes a size of one for fixed
+_COLUMNS = 7  # columns of the example prompts, unlike any other size
+_MOST_COLUMNS = 1 << 15  # if a model sets no limit
+_FEWER = re.compile(r"Dim\('columns', max=(\d+)\)")  # torch's suggestion
+_TOP_K = 50  # the default of `generate`
+_LEAST = 2  # columns; torch would fix a size of one
 
 
 class _Prefill(torch.nn.Module):
@@ -63,11 +63,11 @@ def export_generation(
     """Records a model's programs for a prompt and for a step, and its settings.
 
     Raises:
-        ConversionError: It cannot be recorded, or is not a model that generates.
+        ConversionError: The model cannot be recorded, or does not generate.
     """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if device.type not in ("cpu", "meta"):
-        # What tells how a model behaves goes beyond its cache, after which a GPU cannot be used.
+        # Trials exceed the cache, after which a GPU cannot be used.
         model = to_cpu(model)
     config = getattr(model, "generation_config", None) or {}
     if not isinstance(config, Mapping):
@@ -84,7 +84,7 @@ def export_generation(
 
 
 def _on(device: torch.device, generation: Generation) -> Generation:
-    """Returns programs with their arrays on a device; those that they share stay shared."""
+    """Returns programs with their arrays on a device; shared arrays stay shared."""
     programs = {"prefill": generation.prefill, "step": generation.step}
     groups = ("parameters", "buffers", "constants")
     held = {
@@ -120,7 +120,7 @@ def _export(
             example = refusals.prefill(protocol, tokens, mask, places)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             if protocol is not model or isinstance(error, ConversionError):
-                raise  # a user's module may take prompts of the full width only
+                raise  # a user's module may accept only prompts of the full width
     try:
         if not getattr(protocol, "by_steps", False):
             prefill, most = _of_any_columns(protocol, (tokens, mask), most, settings)
@@ -161,14 +161,14 @@ def _of_any_columns(
 ) -> tuple[Program, int]:
     """Records the program of a prompt of any width, and returns its largest width.
 
-    An encoder may look at longer prompts otherwise, through windows: it gets those before that.
+    An encoder may treat longer prompts differently, in windows: it gets shorter ones.
     """
     while True:
         columns = torch.export.Dim("columns", min=_LEAST, max=most)
         shapes = {"tokens": {1: columns}, "mask": {1: columns}}
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", NotCompiledWarning)  # of what is dropped then
+                warnings.simplefilter("ignore", NotCompiledWarning)  # as it is dropped
                 made = export_program(
                     _Prefill(protocol), given, {}, dynamic_shapes=shapes, **settings
                 )
@@ -228,10 +228,10 @@ def _protocol_of(model: Any, max_length: int, batch: int) -> tuple[Any, str]:
 
 
 def _refuse_other_inputs(model: Any) -> None:
-    """Raises for a model that generates from something other than tokens, as speech or pictures.
+    """Raises for a model that generates from something other than tokens, such as speech.
 
     Raises:
-        ConversionError: Its main input is another one, or its forward needs another argument.
+        ConversionError: The main input is not tokens, or forward needs another argument.
     """
     parameters = inspect.signature(model.forward).parameters
     name = getattr(model, "main_input_name", "input_ids")

@@ -1,7 +1,7 @@
-"""Models of transformers whose cache is a state of their own, with `prefill` and `step`.
+"""Models of transformers whose cache is their own recurrent state, with `prefill` and `step`.
 
-A prompt goes through steps, as their own code goes over it in a loop. They have no mask: padding in
-a table of prompts counts as tokens, as in their own `generate`.
+A prompt is processed in steps, because their own code loops over it. They have no mask: padding in
+a batch of prompts counts as tokens, as in their own `generate`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Recurrent(torch.nn.Module, ABC):
 
     Args:
         model: The model.
-        batch: How many prompts there are at once.
+        batch: The number of prompts.
     """
 
     by_steps = True
@@ -34,7 +34,7 @@ class Recurrent(torch.nn.Module, ABC):
         """Returns the logits after a prompt, and the cache.
 
         Args:
-            tokens: Of the prompts, shape (batch, columns).
+            tokens: The tokens of the prompts, shape (batch, columns).
             mask: Ignored.
         """
         return self.run(tokens, None)
@@ -43,8 +43,8 @@ class Recurrent(torch.nn.Module, ABC):
         """Returns the logits after one more token, and the cache.
 
         Args:
-            tokens: One per row, shape (batch,).
-            cache: As `prefill` and `step` return it.
+            tokens: One token per row, shape (batch,).
+            cache: The cache that `prefill` or `step` returned.
         """
         copies = {name: state.clone() for name, state in cache.items()}  # models write to it
         return self.run(tokens[:, None], copies)
@@ -58,11 +58,11 @@ class Rwkv(Recurrent):
     """RWKV, whose five states have the shape (batch, width, layers).
 
     Raises:
-        ConversionError: There are several prompts at once.
+        ConversionError: The batch has several prompts.
     """
 
-    _MAXIMUM = 4  # the state that holds the largest exponent so far
-    _LEAST = -1e30  # what it begins with
+    _MAXIMUM = 4  # the state with the largest exponent so far
+    _LEAST = -1e30  # its initial value
 
     def __init__(self, model: Any, batch: int) -> None:
         super().__init__(model, batch)
@@ -110,5 +110,5 @@ class XLSTM(Recurrent):
         return outputs.logits[:, -1].float(), after
 
 
-# By the model type of their configurations.
+# Model type of a configuration -> class.
 KINDS: dict[str, type[Recurrent]] = {"rwkv": Rwkv, "xlstm": XLSTM}

@@ -11,17 +11,18 @@ from fmapper_adapters.torch._private import pytree
 
 
 def prefill(protocol: Any, tokens: Any, mask: Any, max_length: int | None) -> tuple[Any, Any]:
-    """Returns the logits and the cache of a prompt, of a model with which a step can go on.
+    """Returns the logits and the cache of a prompt, once it is clear that steps can use the cache.
 
     Args:
         protocol: A module with `prefill` and `step`.
         tokens: Prompts of shape (batch, columns).
         mask: Their mask.
-        max_length: The places of the cache; None for a user's module, whose cache is its own.
+        max_length: The slots of the cache; None for a user's module, which defines its cache
+            itself.
 
     Raises:
-        ConversionError: It has fewer positions, reads places which no token has taken, or keeps
-            something outside of its cache.
+        ConversionError: The model has fewer positions, reads slots without a token, or keeps state
+            outside of its cache.
     """
     before = _Attributes(protocol)
     logits, cache = protocol.prefill(tokens, mask)
@@ -44,11 +45,11 @@ _Place = tuple[torch.nn.Module, str]
 
 
 class _Attributes:
-    """The values of a module beside parameters, buffers and modules; containers are copied.
+    """The attributes of modules other than parameters, buffers and modules; containers are copied.
 
     Attributes:
-        values: The value at each place.
-        leaves: Its tensors, each with a copy, and its other leaves.
+        values: Module and attribute name -> value.
+        leaves: The tensors of each value, with copies, and its other leaves.
     """
 
     def __init__(self, root: torch.nn.Module) -> None:
@@ -66,7 +67,7 @@ class _Attributes:
                     ]
 
     def other_than(self, old: _Attributes) -> list[_Place]:
-        """Returns the places whose tensors or numbers differ."""
+        """Returns the attributes whose tensors or numbers differ."""
         return [
             place
             for place, leaves in self.leaves.items()
@@ -74,7 +75,7 @@ class _Attributes:
         ]
 
     def restore(self, root: torch.nn.Module, *, numbers: bool = True) -> None:
-        """Gives places that have other tensors, or other numbers, what they had."""
+        """Restores attributes with other tensors or other numbers."""
         now = _Attributes(root)
         for module, name in now.other_than(self):
             tensors = any(isinstance(leaf, tuple) for leaf in now.leaves[module, name])
@@ -91,7 +92,7 @@ class _Attributes:
 
 
 def _differ(new: list[Any], old: list[Any]) -> bool:
-    """Returns whether leaves differ; those that are neither tensors nor numbers do not."""
+    """Returns whether tensors or numbers among leaves differ."""
     if len(new) != len(old):
         return any(isinstance(leaf, tuple | int | float) for leaf in (*new, *old))
     for leaf, other in zip(new, old, strict=True):
@@ -111,13 +112,13 @@ def _refuse_state_outside(
     first: tuple[Any, Any],
     places: list[_Place],
 ) -> None:
-    """Raises for a model whose step depends on what a prompt has left in its modules.
+    """Raises for a model whose step depends on state that a prompt has left in its modules.
 
     Args:
         protocol: The model, after the prompts.
         prompts: The prompts and their mask.
         first: Their logits and cache.
-        places: What they have changed in the model.
+        places: The attributes that they have changed.
 
     Raises:
         ConversionError: After other prompts, a step with the same cache gives other logits.
@@ -146,7 +147,7 @@ def _refuse_state_outside(
 
 
 def _prefill_otherwise(protocol: Any, tokens: Any, mask: Any) -> None:
-    """Runs other prompts of another width; of the same width where the model takes no other."""
+    """Runs other prompts of another width, or of the same width if the model accepts no other."""
     try:
         protocol.prefill(tokens[:, 1:] + 1, mask[:, 1:])
     except (IndexError, RuntimeError, TypeError, ValueError):
@@ -158,10 +159,10 @@ def _copy(leaf: Any) -> Any:
 
 
 def _refuse_too_long(protocol: Any, logits: Any, cache: Any, max_length: int) -> None:
-    """Raises for a cache with more places than the model has positions.
+    """Raises for a cache with more slots than the model has positions.
 
     Raises:
-        ConversionError: The model has no such position; or it takes no cache of a fixed size.
+        ConversionError: The model has no such position, or does not accept a cache of a fixed size.
     """
     full = torch.full((), max_length - 1, dtype=torch.int64)
     last = {"length": full}
@@ -183,10 +184,10 @@ def _refuse_too_long(protocol: Any, logits: Any, cache: Any, max_length: int) ->
 
 
 def _refuse_without_mask(protocol: Any, logits: Any, cache: Any) -> None:
-    """Raises for a model that reads places of the cache which no token has taken.
+    """Raises for a model that reads slots of the cache without a token.
 
     Raises:
-        ConversionError: Its logits depend on them.
+        ConversionError: Its logits depend on these slots.
     """
     length = int(cache["length"])
     other = {name: _fill_from(length, name, state) for name, state in cache.items()}
@@ -201,7 +202,7 @@ def _refuse_without_mask(protocol: Any, logits: Any, cache: Any) -> None:
 
 
 def _fill_from(length: int, name: str, state: torch.Tensor) -> torch.Tensor:
-    """Returns the keys or values of a cache with other numbers in the places that are not taken."""
+    """Returns the keys or values of a cache with other numbers in the slots without tokens."""
     where, _, kind = name.rpartition(".")
     if kind not in ("keys", "values") or not where.isdigit():
         return state

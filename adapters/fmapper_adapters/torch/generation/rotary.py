@@ -1,7 +1,7 @@
 """Rotary embeddings whose frequencies depend on the length of the text, without a memory.
 
-As transformers has them they keep the frequencies of the last call in a buffer, and ask in Python
-whether the text has become longer. Recorded is what that comes to: a function of the length.
+In transformers they keep the frequencies of the last call in a buffer, and check in Python whether
+the text has become longer. The equivalent function of the length is recorded instead.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _is_scaled(kind: str) -> bool:
 
 
 class _With:
-    """A module with another value of one attribute."""
+    """A module with one attribute replaced."""
 
     def __init__(self, module: Any, name: str, value: Any) -> None:
         self._module = module
@@ -53,7 +53,7 @@ class _With:
 @torch.no_grad()
 def _embed(module: Any, x: Any, position_ids: Any, layer_type: str | None = None) -> Any:
     """Returns sines and cosines of positions."""
-    forward = inspect.unwrap(type(module).forward)  # without what keeps frequencies
+    forward = inspect.unwrap(type(module).forward)  # without the wrapper that keeps frequencies
     named = {} if layer_type is None else {"layer_type": layer_type}
     kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
     if not _is_scaled(kind):

@@ -1,4 +1,4 @@
-"""A causal model of transformers that keeps no cache, with `prefill` and `step`."""
+"""A causal model of transformers without a cache, with `prefill` and `step`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from fmapper_adapters.torch.generation.cache_layers import State
 from fmapper_adapters.torch.generation.causal_lm import CausalLM, Result
 from fmapper_adapters.torch.record.modes import mode
 
-_PLACES = 8  # of a text that tells whether a model is causal
+_PLACES = 8  # length of the text that tests whether a model is causal
 
 
 class Uncached(CausalLM):
-    """A model that computes the whole text for each token: the cache is the text.
+    """A model that recomputes the whole text for each token: the cache is the text.
 
-    It has `tokens` and `mask`, of shape (batch, places), and `length`, the next place. What is
-    behind it is masked, which a causal model does not see in any case.
+    The cache has `tokens` and `mask`, of shape (batch, positions), and `length`, the next position.
+    Positions from there on are masked, and a causal model does not attend to them anyway.
     """
 
     def prefill(self, tokens: torch.Tensor, mask: torch.Tensor) -> Result:
         """Returns the logits after a prompt, and the cache.
 
         Args:
-            tokens: Of the prompts, shape (batch, columns).
-            mask: 1 where there is one.
+            tokens: The tokens of the prompts, shape (batch, columns).
+            mask: 1 for tokens, 0 for padding.
         """
         columns = tokens.shape[1]
         length = torch.where(mask.amax(0) > 0, torch.arange(columns) + 1, 0).amax()
@@ -40,8 +40,8 @@ class Uncached(CausalLM):
         """Returns the logits after one more token, and the cache.
 
         Args:
-            tokens: One per row, shape (batch,).
-            cache: As `prefill` and `step` return it.
+            tokens: One token per row, shape (batch,).
+            cache: The cache that `prefill` or `step` returned.
         """
         length = cache["length"]
         at = length.reshape(1)
@@ -51,7 +51,7 @@ class Uncached(CausalLM):
         return self.logits_at(text, mask, length), state
 
     def logits_at(self, tokens: torch.Tensor, mask: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """Returns the logits after one place of a text."""
+        """Returns the logits after one position of a text."""
         positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
         return self._call(tokens, mask, positions, None, at.reshape(1), first=True)
 
@@ -60,8 +60,8 @@ def without_cache(model: Any, max_length: int) -> Uncached:
     """Returns a model with `prefill` and `step`.
 
     Raises:
-        ConversionError: Its logits depend on what follows in the text, so that it is not causal; or
-            it has fewer positions.
+        ConversionError: The model is not causal, since its logits depend on later tokens; or it has
+            fewer positions.
     """
     name = type(model).__name__
     uncached, other = Uncached(model, max_length), Uncached(model, _PLACES)
@@ -71,7 +71,7 @@ def without_cache(model: Any, max_length: int) -> Uncached:
             want, cache = other.prefill(tokens, torch.ones_like(tokens))
             actual = other.logits_at(cache["tokens"], cache["mask"], cache["length"] - 1)
             is_causal = torch.allclose(want, actual, rtol=1e-3, atol=1e-4)
-        except (IndexError, RuntimeError):  # its logits are not those of the tokens
+        except (IndexError, RuntimeError):  # no logits for each token
             is_causal = False
         if not is_causal:
             raise ConversionError(

@@ -13,7 +13,7 @@ from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model import control_flow
 from fmapper_adapters.torch.model.emit import current
 
-# Calls in all steps of a loop, up to which torch.compile and torch.export are given each of them.
+# Loops with at most this number of calls in all are unrolled for torch.compile and torch.export.
 _UNROLLED = 600
 
 
@@ -74,13 +74,13 @@ def scan(
 
 @lax("loop_begin", takes_avals=True)
 def loop_begin(carry: Any, xs: Any, *, length: Any, reverse: bool, avals: Avals) -> Any:
-    """Begins the steps of a loop in a program that is to be written as a file."""
+    """Begins the iterations of a loop in a program that will be written as a file."""
     return _unpack(control_flow.loop_begin, avals, carry, xs, length=length, reverse=reverse)
 
 
 @lax("loop_end", takes_avals=True)
 def loop_end(given: Any, carry: Any, ys: Any, *, length: Any, reverse: bool, avals: Avals) -> Any:
-    """Ends the steps of a loop in a program that is to be written as a file."""
+    """Ends the iterations of a loop in a program that will be written as a file."""
     return _unpack(control_flow.loop_end, avals, given, carry, ys, length=length, reverse=reverse)
 
 
@@ -115,7 +115,7 @@ def cond(index: Any, *operands: Any, branches: tuple[Graph, ...], avals: Avals) 
 
 @lax("error_if", takes_avals=True)
 def error_if(index: Any, *operands: Any, message: str, wrong: int, avals: Avals) -> Any:
-    """Adds a check that raises where `index` is `wrong`; returns the values it lets through."""
+    """Adds a check that raises where `index` is `wrong`; returns the checked values."""
     inner = current().is_inner
     return _unpack(
         control_flow.check, avals, index == wrong, operands, message=message, inner=inner

@@ -29,7 +29,7 @@ def dot_general(
 def convolution(
     dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]
 ) -> None:
-    """Sums over input channels; needs places whole."""
+    """Sums over input channels; spatial dimensions must not be divided."""
     numbers = call.kwargs["dimension_numbers"]
     batch, channels, *space = (operands[0][at] for at in numbers["lhs_spec"])
     out, each, *kernel = (operands[1][at] for at in numbers["rhs_spec"])
@@ -49,7 +49,7 @@ def convolution(
 
 
 def gather(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Looks slices up, and keeps dimensions that are taken whole."""
+    """Looks up slices, and keeps dimensions that these cover."""
     x, indices = operands
     (y,) = results
     numbers, sizes = call.kwargs["dimension_numbers"], call.kwargs["slice_sizes"]
@@ -70,14 +70,14 @@ def gather(dimensions: Dimensions, call: Call, operands: list[Any], results: lis
 
 
 def broadcast(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Keeps dimensions whose size stays."""
+    """Keeps dimensions whose size does not change."""
     for old, at in zip(operands[0], call.kwargs["broadcast_dimensions"], strict=True):
         if dimensions.size(old) == dimensions.size(results[0][at]):
             dimensions.join(old, results[0][at])
 
 
 def part(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Returns or changes part of an array: what keeps its size is all there."""
+    """Returns or changes part of an array, and keeps dimensions whose size does not change."""
     parts = [operands[0], *(o for o in operands[1:] if o and len(o) == len(results[0]))]
     for x in parts:
         cut = {
@@ -87,7 +87,7 @@ def part(dimensions: Dimensions, call: Call, operands: list[Any], results: list[
 
 
 def window(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Needs the dimensions of windows whole."""
+    """Keeps dimensions without windows; those with windows must not be divided."""
     windows = call.kwargs["window_dimensions"]
     keep_but(
         dimensions, call, operands[:1], results, {at for at, n in enumerate(windows) if n != 1}
@@ -99,7 +99,7 @@ def split(dimensions: Dimensions, call: Call, operands: list[Any], results: list
     (x,), at = operands, call.kwargs["axis"]
     even = len({dimensions.size(part[at]) for part in results}) == 1
     keep_but(dimensions, call, operands, results, () if even else {at})
-    if even:  # what was packed in one array, as the gate of a perceptron beside it
+    if even:  # packed arrays, such as the gate and up of an MLP
         dimensions.move(x[at], call)
 
 
@@ -112,7 +112,7 @@ def inner(dimensions: Dimensions, call: Call, operands: list[Any], results: list
 
 
 def scan(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Follows a loop over the first dimension of arrays, such as layers that are stacked."""
+    """Follows a loop over the first dimension of arrays, such as stacked layers."""
     graph, length = call.kwargs["jaxpr"], call.kwargs["length"]
     first = call.kwargs["num_consts"]
     rest = first + call.kwargs["num_carry"]
@@ -128,6 +128,6 @@ def scan(dimensions: Dimensions, call: Call, operands: list[Any], results: list[
 
 
 def _join_all(dimensions: Dimensions, new: Any, result: Dims) -> None:
-    """Joins the dimensions of what an inner graph returns with those of a result."""
+    """Joins the dimensions of an inner graph's output with those of a result."""
     for a, b in zip(new or (), result, strict=bool(new)):
         dimensions.join(a, b)

@@ -1,4 +1,4 @@
-"""Functions within a program that have a derivative of their own."""
+"""Functions within a program that have custom derivatives."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def custom_call(
         result = entry[1](*operands)
         if result is not None:
             return (result,)
-    if function == "jax::_slogdet_lu" and len(operands) == 1:  # torch has it whole
+    if function == "jax::_slogdet_lu" and len(operands) == 1:  # torch has this function
         result = torch.linalg.slogdet(operands[0])
         return result[0], result[1]
     tensors = tuple(
@@ -109,7 +109,7 @@ def _with_numbers(graph: Graph, numbers: Mapping[int, Scalar]) -> Graph:
 
 
 def _graph_text(graph: Graph) -> str:
-    """Returns a graph as text, to recognise it by."""
+    """Returns a graph as text, which identifies known functions."""
 
     def text(value: Any) -> str:
         if isinstance(value, Ref):
@@ -124,7 +124,7 @@ def _graph_text(graph: Graph) -> str:
     return "; ".join([*calls, ", ".join(map(text, graph.outputs))])
 
 
-# What torch has whole, with the derivative that JAX gives it: relu' is 0 at 0, relu6' at 0 and 6.
+# Functions of torch with JAX's derivative: that of relu is 0 at 0, that of relu6 at 0 and 6.
 _KNOWN: dict[str, tuple[str, Callable[..., Any]]] = {}
 
 
@@ -153,10 +153,10 @@ def _relu6(x: Any) -> Any:
     "add_1 = add(max, log1p); select_n = select_n(ne, add_1, add); select_n",
 )
 def _softplus(x: Any, y: Any) -> Any:
-    """Emits softplus: torch's `logaddexp` has another derivative where both are infinite."""
+    """Emits softplus: torch's `logaddexp` has another derivative if both arguments are infinite."""
     if isinstance(x, int | float) or not isinstance(y, int | float) or y != 0:
         return None
-    # beyond the threshold it is x itself: in 64 bits that is so later
+    # softplus(x) == x beyond the threshold, which is higher for 64 bits
     return (
         functional.softplus(x, threshold=40) if x.dtype is torch.float64 else functional.softplus(x)
     )

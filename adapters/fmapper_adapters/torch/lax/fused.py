@@ -1,4 +1,4 @@
-"""Lowerings of fused calls: functions that torch has whole and JAX spells out."""
+"""Lowerings of fused calls: functions of torch that JAX expands into primitives."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def dense(x: Any, w: Any, bias: Any, *, transposed: bool, summed: int, made: Any
 def attention(
     q: Any, k: Any, v: Any, mask: Any, bias: Any, *, scale: float, fill: float, avals: Avals
 ) -> Any:
-    missing = max(0, 4 - q.ndim)  # torch's fast attention wants a batch and heads
+    missing = max(0, 4 - q.ndim)  # torch's fast attention needs a batch and heads
     for _ in range(missing):
         q, k, v, mask, bias = (None if x is None else x.unsqueeze(0) for x in (q, k, v, mask, bias))
     emitter = current()

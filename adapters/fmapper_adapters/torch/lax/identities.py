@@ -45,7 +45,7 @@ def tie(x: Any, y: Any) -> Any:
 
 @lax("platform_index")
 def platform_index(*, platforms: tuple[Any, ...]) -> Any:
-    """Returns the index of the implementation that JAX chooses on a CPU."""
+    """Returns the index of the implementation that JAX selects on a CPU."""
     index = next((i for i, names in enumerate(platforms) if names is None or "cpu" in names), None)
     if index is None:
         raise TypeError(f"none of {platforms} is for CPUs")
@@ -71,5 +71,5 @@ def unvmap_max(x: Any, *, avals: Avals) -> Any:
 
 @lax("select_if_vmap")
 def select_if_vmap(which: Any, x: Any, y: Any) -> Any:
-    """Returns the first of two outside of vmap, as in Equinox; else `select_n`."""
+    """Returns `x` outside of vmap, as Equinox does; else `select_n`."""
     return x

@@ -1,4 +1,4 @@
-"""Random bits: the ones that JAX draws."""
+"""Random bits, the same as in JAX."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fmapper_adapters.torch.model.emit import current
 
 @lax("random_seed", takes_avals=True)
 def random_seed(seeds: Any, *, impl: str, partitionable: bool, avals: Avals) -> Any:
-    if avals.operands[0][0] == "uint16":  # which is carried as int16
+    if avals.operands[0][0] == "uint16":  # carried as int16
         seeds = seeds.to(torch.int32) & 0xFFFF
     return current().call(threefry.seed, seeds)
 

@@ -1,4 +1,4 @@
-"""The weights of recurrent networks as torch has them, and what a loop need not do in each step."""
+"""Weights of recurrent networks in torch's layout, and products moved out of loops."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def with_products_of_all_rows(
     """Rewrites a loop so that products of its rows with constants become one product.
 
     Args:
-        body: The step.
-        constants: What its first inputs are.
-        others: What its inputs before the rows are.
-        xs: The arrays whose rows it is given.
+        body: The graph of a step.
+        constants: The values of its first inputs.
+        others: The values of its inputs before the rows.
+        xs: The arrays whose rows are its inputs.
 
     Returns:
-        The step and the arrays whose rows it is to be given.
+        The new step, and the arrays whose rows are its inputs.
     """
     weights = dict(zip(body.inputs, constants, strict=False))
     rows = dict(zip(body.inputs[len(others) :], xs, strict=True))

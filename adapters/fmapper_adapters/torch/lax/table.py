@@ -31,11 +31,12 @@ find_all = TABLE.find_all
 
 @dataclass(frozen=True, slots=True)
 class Avals:
-    """The abstract values of a call, as JAX has them.
+    """The abstract values of a call in JAX.
 
     Attributes:
-        operands: dtype and shape of each operand, by JAX's names: `uint32`, not how it is carried.
-        results: The same of the results.
+        operands: dtype and shape of each operand, by JAX's names: `uint32`, not the dtype that
+            carries it.
+        results: The same for the results.
     """
 
     operands: tuple[tuple[str, tuple[Any, ...]], ...]

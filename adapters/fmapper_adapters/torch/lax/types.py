@@ -1,10 +1,10 @@
-"""dtypes of JAX as torch has them."""
+"""dtypes of JAX in torch."""
 
 from __future__ import annotations
 
 import torch
 
-# torch can store these and little more: arithmetic, indexing and sorting are there for the signed.
+# torch can do little but store these: arithmetic, indexing and sorting need signed integers.
 _CARRIERS = {"uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64}
 
 
@@ -12,7 +12,7 @@ def dtype_of(name: str) -> torch.dtype:
     """Returns the dtype that users see.
 
     Raises:
-        TypeError: torch has none of this name.
+        TypeError: torch has no dtype of this name.
     """
     dtype = getattr(torch, "bool" if name == "bool" else name, None)
     if not isinstance(dtype, torch.dtype):
@@ -21,7 +21,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def carrier_of(name: str) -> torch.dtype:
-    """Returns the dtype that carries a dtype of JAX inside of a graph."""
+    """Returns the dtype that carries a dtype of JAX inside a graph."""
     return _CARRIERS.get(name) or dtype_of(name)
 
 
@@ -31,7 +31,7 @@ def is_carried(name: str) -> bool:
 
 
 def to_signed(dtype: torch.dtype) -> torch.dtype | None:
-    """Returns the signed dtype of the same bits, for unsigned ones torch can do little with."""
+    """Returns the signed dtype that carries an unsigned one; None for other dtypes."""
     return _CARRIERS.get(str(dtype).removeprefix("torch."))
 
 

@@ -1,1 +1,1 @@
-"""Tensors divided among the devices of a mesh, and what models say of that."""
+"""Tensors divided among the devices of a mesh, and the plans of models for that."""

@@ -1,4 +1,4 @@
-"""`DTensor`s: each process makes its own part, and nothing is sent unless one lies elsewhere."""
+"""`DTensor`s: each process creates its own shard; only resharding sends data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 
-# Layer -> the dimension of its weight over which it adds up.
+# Layer -> the dimension of its weight that it sums over.
 _ADDED: dict[type, int] = {torch.nn.Embedding: 0, torch.nn.Linear: 1}
 _LACKING = (torch.nn.RNNBase, torch.nn.EmbeddingBag)  # layers without operations for DTensors
 
@@ -35,7 +35,7 @@ _Convolution = (
 
 
 class TorchMeshes(Meshes):
-    """A part of the adapter: `DeviceMesh`es, and tensors on them."""
+    """The facet of the adapter for `DeviceMesh`es and tensors on them."""
 
     divides_unevenly = True
     gathers = True
@@ -68,7 +68,7 @@ class TorchMeshes(Meshes):
     ) -> Iterator[Any]:
         """Cuts this process's part out of replicated tensors.
 
-        One that is a `DTensor` on this mesh is redistributed, which sends what others need.
+        A `DTensor` on this mesh is redistributed, which sends shards between processes.
         """
         planned = [placements(mesh, spec, where(at)) for at, spec in enumerate(specs)]
         for at, tensor in enumerate(arrays):
@@ -102,8 +102,8 @@ class TorchMeshes(Meshes):
         spec: Spec,
         read: Callable[[Box], np.ndarray[Any, Any]],
     ) -> Any:
-        """Makes a `DTensor` of the part of this process."""
-        import numpy as np  # torch works without
+        """Makes a `DTensor` from the shard of this process."""
+        import numpy as np  # torch works without NumPy
 
         wanted = placements(mesh, spec, "an array", any_order=True)
         boxes = self.own_boxes(mesh, shape, spec)
@@ -112,10 +112,10 @@ class TorchMeshes(Meshes):
         return _as_dtensor(local.to(mesh.device_type), mesh, wanted, tuple(shape))
 
     def prepare(self, nodes: Iterable[tuple[str, Any]]) -> None:
-        """Has layers whose sums are divided add up at once what each process has of them.
+        """Makes layers with divided sums complete these sums at once.
 
-        An embedding whose rows are divided gives a sum that is not yet made, of which torch can
-        make it once only; that of a product torch would make in part here and in part there.
+        torch leaves them pending. It can complete the pending sum of an embedding only once, and
+        that of a product it would complete differently in different places.
         """
         for where, node in nodes:
             if any(map(is_dtensor, _tensors(node))):
@@ -135,7 +135,7 @@ class TorchMeshes(Meshes):
                 node.register_forward_hook(add_up)
 
     def submesh(self, mesh: Any, axes: Sequence[str]) -> Any:
-        """Returns the part of a `DeviceMesh` through this process."""
+        """Returns the submesh that contains this process."""
         return mesh[axes[0] if len(axes) == 1 else tuple(axes)]
 
     def copy_whole(self, array: Any, mesh: Any) -> Any:
@@ -148,7 +148,7 @@ class TorchMeshes(Meshes):
     def fully_shard(
         self, nodes: Sequence[tuple[str, str, Any]], mesh: Any, asked: Mapping[Any, Sequence[str]]
     ) -> None:
-        """Applies `fully_shard` to modules, those inside of others first."""
+        """Applies `fully_shard` to modules, inner ones first."""
         fully_shard.fully_shard(nodes, mesh, asked)
 
     def refill_gathered(self, nodes: Iterable[Any], new: Mapping[Any, Any]) -> None:
@@ -156,7 +156,7 @@ class TorchMeshes(Meshes):
         fully_shard.refill(nodes, new)
 
     def is_gathered(self, array: Any) -> bool:
-        """Returns whether it is a parameter."""
+        """Returns whether an array is a parameter."""
         return isinstance(array, torch.nn.Parameter)
 
     def _check_convolution(self, where: str, node: Any) -> None:
@@ -198,7 +198,7 @@ class TorchMeshes(Meshes):
         return mesh, tuple(spec)
 
     def process(self) -> tuple[int, int]:
-        """Returns rank and world size; one process where no group was made."""
+        """Returns rank and world size; 0 and 1 without a process group."""
         distributed = torch.distributed
         if not distributed.is_available() or not distributed.is_initialized():
             return 0, 1
@@ -229,11 +229,11 @@ class TorchMeshes(Meshes):
         return dict(zip(boxes, parts, strict=True))
 
     def packings(self, node: Any) -> Iterator[tuple[str, Any, Packed]]:
-        """Returns the weights of experts in which gates and ups lie side by side."""
+        """Returns the weights of experts that pack gate and up side by side."""
         return experts.packings(node)
 
     def join(self, shape: Sequence[int], mesh: Any, spec: Spec, parts: Mapping[Box, Any]) -> Any:
-        """Makes a `DTensor` of the part of this process."""
+        """Makes a `DTensor` from the shard of this process."""
         local = _join([parts[box] for box in self.own_boxes(mesh, shape, spec)], spec)
         wanted = placements(mesh, spec, "an array")
         return _as_dtensor(local.to(mesh.device_type), mesh, wanted, tuple(shape))
@@ -243,14 +243,14 @@ class TorchMeshes(Meshes):
         return tp_plan.axes(node)
 
     def sums(self, node: Any) -> Sequence[str]:
-        """Returns the weights of a `tp_plan` that are divided by their inputs."""
+        """Returns the weights that a `tp_plan` divides along their inputs."""
         return tp_plan.sums(node)
 
 
 def _axes(mesh: DeviceMesh) -> dict[str, int]:
-    """Returns the sizes of a mesh by axis; those without names are numbered.
+    """Returns the sizes of a mesh by axis; unnamed axes are numbered.
 
-    Rules cannot name such axes, but arrays lie on them: `fully_shard` makes such a mesh.
+    Rules cannot name unnamed axes, but arrays can be on them: `fully_shard` makes such meshes.
     """
     names = mesh.mesh_dim_names or map(str, range(mesh.ndim))
     return dict(zip(names, mesh.shape, strict=True))
@@ -259,8 +259,8 @@ def _axes(mesh: DeviceMesh) -> dict[str, int]:
 def add_up(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
     """Completes pending sums of an output; a forward hook.
 
-    The gradient of what an embedding looks up is completed, too: torch cannot turn a pending sum
-    into one of the rows that each process has.
+    The gradient of an embedding's output is completed, too: torch cannot convert a pending sum to
+    the rows of each process.
     """
     if not is_dtensor(output):
         return output
@@ -307,9 +307,9 @@ def placements(
     Args:
         mesh: The mesh.
         spec: The axes of the mesh that divide each dimension.
-        where: What errors call the array.
-        any_order: Whether an axis may divide what later ones have divided, as `fully_shard` does;
-            such tensors are kept, and hardly computed with.
+        where: The name of the array in errors.
+        any_order: Whether an axis may divide the shards of later axes, as in `fully_shard`; torch
+            can store such tensors, but hardly compute with them.
 
     Raises:
         PlacementError: Axes divide a dimension in another order than the mesh has them.
@@ -390,7 +390,7 @@ def _divide(
 
 
 def _join(parts: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
-    """Returns the parts of a process as one tensor: several where arrays are packed."""
+    """Joins the parts that a process holds, several if arrays are packed, to one tensor."""
     return parts[0] if len(parts) == 1 else torch.cat([*parts], _packed_dimension(spec))
 
 

@@ -1,10 +1,9 @@
 """Experts of transformers whose weights are `DTensor`s.
 
-torch has no grouped products, loops over experts and lookups of weights for `DTensor`s, or gathers
-all that they take. The modules here call the forward of their class with the shards of their
-process: rows of the batch are routed where they are, features are divided as for Megatron-LM, and
-the parts of the result are added up once. Where gates and ups lie side by side in one weight, each
-process has its part of both.
+For `DTensor`s, torch lacks grouped products, loops over experts and lookups of weights, or gathers
+their operands. The modules here call the forward of their class with the shards of their process:
+rows of the batch are routed locally, features are divided as in Megatron-LM, and the partial
+results are summed once. If gate and up are packed in one weight, each process has its part of both.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
 
 _MARKS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 _DOWN, _GATE_UP = "down_proj", "gate_up_proj"
-_CLASSES: dict[Any, Any] = {}  # class -> that of its shards
+_CLASSES: dict[Any, Any] = {}  # class -> its subclass for shards
 
 
 def localize(module: Any) -> None:
-    """Lets experts of transformers compute with shards; leaves other modules alone."""
+    """Makes experts of transformers compute with shards; leaves other modules unchanged."""
     cls = type(module)
     if not issubclass(cls, _Experts) and _are_experts(module):
         module.__class__ = _class_of_shards(cls)
 
 
 def packings(module: Any) -> Iterator[tuple[str, Any, Packed]]:
-    """Yields the weights of experts in which gates and ups lie side by side."""
+    """Yields the weights of experts that pack gate and up side by side."""
     if not _are_experts(module) or not module.has_gate or not module.is_concatenated:
         return
     for name, parameter in module.named_parameters(recurse=False):
@@ -61,10 +60,10 @@ def _empty(cls: Any) -> Any:
 
 
 class _Experts:
-    """Experts of shards."""
+    """Experts that compute with shards."""
 
     def __reduce__(self) -> Any:
-        """Pickles and copies by the class of transformers, which has a name."""
+        """Pickles and copies as the class of transformers, which can be imported."""
         return _empty, (type(self).__bases__[1],), vars(self)
 
     def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
@@ -72,7 +71,7 @@ class _Experts:
         shards = _Shards(module, hidden_states)
         x = shards.rows(hidden_states)
         inputs = x, shards.rows(top_k_index), shards.rows(top_k_weights)
-        # attributes of a module come before its parameters of the same names
+        # attributes take precedence over parameters of the same names
         new = {name: shards.local(name, p) for name, p in shards.weights.items()}
         vars(module).update(new)
         try:
@@ -88,7 +87,7 @@ class _Shards:
 
     Args:
         module: The experts.
-        x: Their input, of which rows may be divided; all else is gathered.
+        x: Their input; its rows may be divided, anything else is gathered.
     """
 
     def __init__(self, module: Any, x: Any) -> None:
@@ -106,7 +105,7 @@ class _Shards:
         self.x: list[Any] = []
         self.gradient: list[Any] = []
         self.out: list[Any] = []
-        self.features: list[int] = []  # axes of the mesh that divide these
+        self.features: list[int] = []  # axes of the mesh that divide features
         for at in range(self.mesh.ndim):
             row = x.placements[at] == Shard(0)
             is_divided = not row and self._divides_features(module, at)
@@ -116,12 +115,12 @@ class _Shards:
             self.features += [at] * is_divided
 
     def _divides_features(self, module: Any, at: int) -> bool:
-        """Returns whether an axis divides the features of experts, as all weights have them."""
+        """Returns whether a mesh axis divides the features of all weights of the experts."""
         from torch.distributed.tensor import Shard
 
         implementation = getattr(module.config, "_experts_implementation", None)
         if implementation not in ("grouped_mm", "batched_mm"):
-            return False  # others do not say where they apply the gate
+            return False  # others do not declare where they apply the gate
         if getattr(module, "has_post_expert_norm", False):
             return False
         up = _GATE_UP if module.has_gate else "up_proj"
@@ -131,7 +130,7 @@ class _Shards:
         return kinds == (self._of_up(outputs), Shard(inputs)) and features % size == 0
 
     def _of_up(self, dim: int) -> Any:
-        """Returns how gates and ups are divided: each of two that lie side by side by itself."""
+        """Returns the placement of gate and up, which are divided separately if packed."""
         from torch.distributed.tensor import Shard
 
         return _private.strided_shard(dim, 2) if self.is_packed else Shard(dim)
@@ -142,7 +141,7 @@ class _Shards:
         return tensor.to_local(grad_placements=self.gradient)
 
     def local(self, name: str, weight: Any) -> Any:
-        """Returns what this process needs of a weight."""
+        """Returns the part of a weight that this process needs."""
         from torch.distributed.tensor import Partial, Replicate
 
         kinds: list[Any] = []
@@ -158,12 +157,12 @@ class _Shards:
             is_sum = row.is_shard() or (at in self.features and placement.is_replicate())
             gradient.append(Partial() if is_sum else kinds[-1])
         local = weight.redistribute(self.mesh, kinds).to_local(grad_placements=gradient)
-        if is_down_bias:  # which is added by one process of those that add up
+        if is_down_bias:  # added by only one of the processes that sum
             return local * all(self.mesh.get_local_rank(at) == 0 for at in self.features)
         return local
 
     def add_up(self, part: Any, shape: Any) -> Any:
-        """Returns the sum of what each process found."""
+        """Returns the sum of the results of all processes."""
         from torch.distributed.tensor import DTensor, Replicate
 
         stride = torch.empty(shape, device="meta").stride()
@@ -176,7 +175,7 @@ class _Shards:
 
 
 def _on(mesh: DeviceMesh, tensor: Any) -> Any:
-    """Returns a `DTensor` as it is, and another tensor as one that all processes have."""
+    """Returns a `DTensor` unchanged, and any other tensor as a replicated `DTensor`."""
     from torch.distributed.tensor import DTensor, Replicate
 
     if isinstance(tensor, DTensor):

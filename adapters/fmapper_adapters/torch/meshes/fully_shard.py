@@ -1,4 +1,4 @@
-"""Modules whose parameters lie in parts and are gathered for use: torch's `fully_shard` (FSDP2)."""
+"""Modules with sharded parameters that are gathered for use: torch's `fully_shard` (FSDP2)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Node = tuple[str, str, Any]
 
 
 def fully_shard(nodes: Sequence[Node], mesh: Any, asked: Mapping[Any, Sequence[str]]) -> None:
-    """Shards the parameters of modules in place, and has optimizers follow.
+    """Shards the parameters of modules in place, and the state of optimizers likewise.
 
     Args:
         nodes: The nodes of a new tree.
         mesh: The mesh.
-        asked: The axes of the mesh for each class or pattern, of which the outermost modules count
-            that it matches; for None the classes that models of transformers do not split. Modules
-            at the top of the tree are units, too.
+        asked: Class or pattern -> axes of the mesh; the outermost modules that match are units.
+            None stands for the classes that models of transformers do not split. Modules at the top
+            of the tree are units, too.
 
     Raises:
-        PlacementError: A class or pattern names no module, or a parameter is in two units; names
-            it. The modules are unchanged.
+        PlacementError: A class or pattern matches no module, or a parameter is in two units. The
+            modules are unchanged.
     """
     from torch.distributed.fsdp import fully_shard as apply
 
@@ -56,7 +56,7 @@ def fully_shard(nodes: Sequence[Node], mesh: Any, asked: Mapping[Any, Sequence[s
 
 
 def refill(nodes: Iterable[Any], new: Mapping[Any, Any]) -> None:
-    """Replaces parameters of modules, wherever they are tied, and of their optimizers."""
+    """Replaces parameters of modules, under all names of tied ones, and of their optimizers."""
     for node in nodes:
         if isinstance(node, torch.nn.Module):
             parameters = node._parameters
@@ -101,7 +101,7 @@ def _below(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _count(module: torch.nn.Module) -> int:
-    """Returns how many modules are in one: those inside of others have fewer."""
+    """Returns the number of modules in a module; inner modules have fewer than outer ones."""
     return sum(1 for _ in module.modules())
 
 
@@ -113,7 +113,7 @@ def _parameters(roots: Sequence[Node]) -> Iterator[tuple[torch.nn.Module, str, A
 
 
 def _check_ties(units: Sequence[tuple[str, torch.nn.Module, Axes]], roots: Sequence[Node]) -> None:
-    """Raises for parameters that are in two units, which torch would untie."""
+    """Raises for parameters in two units, which torch would untie."""
     owner = {}
     for where, unit, _ in sorted(units, key=lambda unit: -_count(unit[1])):
         for module in unit.modules():
@@ -134,7 +134,7 @@ def _check_ties(units: Sequence[tuple[str, torch.nn.Module, Axes]], roots: Seque
 
 
 def _follow(optimizer: Any, before: Mapping[int, Any], mesh: Any, axes: set[str]) -> None:
-    """Points an optimizer to the new parameters, and shards its state like them."""
+    """Gives an optimizer the new parameters, and shards its state like them."""
     new = {}
     for group in optimizer.param_groups:
         for at, old in enumerate(group["params"]):
@@ -150,7 +150,7 @@ def _follow(optimizer: Any, before: Mapping[int, Any], mesh: Any, axes: set[str]
 
 
 def _shard_like(value: Any, old: Any, parameter: Any, mesh: Any, axes: set[str]) -> Any:
-    """Returns the part of a parameter's state that lies with its part of the parameter."""
+    """Shards an array of a parameter's state like the parameter."""
     if not isinstance(value, torch.Tensor) or value.shape != old.shape:
         return value
     from torch.distributed.tensor import DTensor

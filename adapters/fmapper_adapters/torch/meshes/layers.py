@@ -1,9 +1,9 @@
-"""Convolutions and batch norms of `DTensor`s, which torch divides wrongly or not at all.
+"""Convolutions and batch norms of `DTensor`s, which torch shards incorrectly or not at all.
 
-torch's convolutions raise for an input whose channels are divided, give wrong shapes for weights
-that are, and for transposed ones; its batch norm divides the channels of an input that lies along
-the batch. The layers here compute with the shards of their process, and add up where products are
-divided by their inputs. `localize` gives a layer the class of these.
+torch's convolutions raise for an input with divided channels, and return wrong shapes if weights
+are divided or transposed; its batch norm divides channels of an input that is divided along the
+batch. The layers here compute with the shards of their process, and sum over processes if products
+are divided along their inputs. `localize` gives a layer such a class.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRANSPOSE: Any = {
 
 
 def localize(layer: Any) -> None:
-    """Lets a convolution or batch norm compute with shards; leaves other layers alone."""
+    """Makes a convolution or batch norm compute with shards; leaves other layers unchanged."""
     cls = _LOCAL.get(type(layer))
     if cls is not None:
         layer.__class__ = cls
@@ -43,7 +43,7 @@ class _Shards:
     """The placements of one call, of the input and of a weight on the same mesh.
 
     Args:
-        x: The input: rows along the batch or channels may be divided, the rest is gathered.
+        x: The input; its batch or channels may be divided, other dimensions are gathered.
         weight: The weight.
         outputs: The dimension of the weight that counts output channels.
         groups: The groups of channels.
@@ -55,7 +55,7 @@ class _Shards:
         self.mesh = weight.device_mesh
         parts = [self.mesh.size(at) for at in range(self.mesh.ndim)]
         whole, rows, features, sums = Replicate(), Shard(0), Shard(1), Partial()
-        first, second = (1, 0) if outputs else (0, 1)  # of outputs and of inputs
+        first, second = (1, 0) if outputs else (0, 1)  # dimensions of outputs and inputs
         self.x: list[Placement] = []
         self.weight: list[Placement] = []
         self.bias: list[Placement] = []
@@ -101,7 +101,7 @@ def _compute(layer: Any, x: Any, outputs: int, call: Any) -> Any:
     from torch.distributed.tensor import DTensor, Replicate, zeros
 
     weight, bias = layer.weight, layer.bias
-    if not isinstance(x, DTensor):  # torch raises here, unless it is told that x is replicated
+    if not isinstance(x, DTensor):  # torch raises unless x is declared replicated
         x = x + zeros((), device_mesh=weight.device_mesh, dtype=x.dtype)
     shards = _Shards(x, weight, outputs, layer.groups)
     local = shards.local(x, shards.x, shards.x_gradient)
@@ -208,7 +208,7 @@ class _Channels:
 
         tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
         self.mesh = next(tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor))
-        if not isinstance(x, DTensor):  # torch raises here, unless it is told that x is replicated
+        if not isinstance(x, DTensor):  # torch raises unless x is declared replicated
             x = x + zeros((), device_mesh=self.mesh, dtype=x.dtype)
         self.shape = x.shape
         rows, features = Shard(0), Shard(1)
@@ -226,7 +226,7 @@ class _Channels:
         return made.to_local(grad_placements=self.sums)
 
     def local(self, vector: Any) -> Any:
-        """Returns what this process needs of a vector over channels."""
+        """Returns the part of a vector over channels that this process needs."""
         from torch.distributed.tensor import DTensor, Replicate
 
         if not isinstance(vector, DTensor):
@@ -234,12 +234,12 @@ class _Channels:
         return vector.redistribute(self.mesh, self.vector).to_local(grad_placements=self.sums)
 
     def follow(self, old: Any, new: torch.Tensor, part: float) -> None:
-        """Moves running statistics by a part towards new ones."""
+        """Moves running statistics towards new ones by the fraction `part`."""
         made = self._join(new.detach(), self.vector)
         old.mul_(1 - part).add_(made.redistribute(old.device_mesh, old.placements) * part)
 
     def output(self, shard: torch.Tensor) -> Any:
-        """Returns the whole of the shards of an output."""
+        """Returns an output as a `DTensor` of its shards."""
         from torch.distributed.tensor import DTensor
 
         return DTensor.from_local(
@@ -257,9 +257,9 @@ class _Channels:
 
 
 def _around(layer: Any) -> list[int]:
-    """Returns the padding of a convolution as `functional.pad` takes it, the last dimension first.
+    """Returns the padding of a convolution for `functional.pad`, the last dimension first.
 
-    Sides differ where an even kernel is to keep the size.
+    The sides differ if an even kernel keeps the size.
     """
     padding: list[int] = []
     for at in reversed(range(len(layer.kernel_size))):
@@ -272,10 +272,10 @@ def _around(layer: Any) -> list[int]:
 
 
 def _output_padding(layer: Any, sizes: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Returns what a transposed convolution adds at one side, to give the sizes that are asked for.
+    """Returns the output padding with which a transposed convolution has the requested sizes.
 
     Raises:
-        ValueError: It cannot give them.
+        ValueError: The sizes are not possible.
     """
     extra = []
     settings = (layer.stride, layer.padding, layer.dilation, layer.kernel_size)

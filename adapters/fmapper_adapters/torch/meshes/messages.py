@@ -9,9 +9,9 @@ import torch
 
 
 def of_new_group() -> tuple[Callable[[memoryview, int], object], Callable[[int], Any]]:
-    """Returns functions that send and receive bytes in a group of their own.
+    """Returns functions that send and receive bytes in a new process group.
 
-    Its messages cannot be taken for those that a training sends at the same time.
+    Its messages cannot be confused with those of training at the same time.
     """
     distributed = torch.distributed
     group = distributed.new_group(backend="gloo")

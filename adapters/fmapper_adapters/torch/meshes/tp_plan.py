@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# Style -> the dimension that it divides, of weights and of biases; None for one that is whole.
+# Style -> the dimension that it divides of weights, and of biases; None for undivided ones.
 _STYLES: dict[str, tuple[int, int | None]] = {
     "colwise": (-2, 0),
     "colwise_rep": (-2, 0),
@@ -23,17 +23,16 @@ _STYLES: dict[str, tuple[int, int | None]] = {
 }
 
 
-# Of those that are divided so the product is a sum of what each device has.
+# With these styles the product is a sum over devices.
 _SUMMED = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "embedding_rowwise")
 
 
 def axes(module: Any) -> Sequence[tuple[str, torch.Tensor, tuple[Any, ...]]]:
-    """Returns name, parameter and axes of what a module says of its parameters.
+    """Returns name, parameter and axes of the parameters that a module has a plan for.
 
-    That is a model of transformers, or a converted one whose source said so.
-
-    An axis is `tensor` for a dimension that is divided. The other styles of a plan say how modules
-    talk to each other, which follows from where their arrays are.
+    The module is a model of transformers, or was converted from one. The axis of a divided
+    dimension is `tensor`. Other styles of a plan define communication between modules, which
+    follows from the placement of their arrays.
     """
     if not isinstance(module, torch.nn.Module):
         return ()
@@ -60,7 +59,7 @@ def axes(module: Any) -> Sequence[tuple[str, torch.Tensor, tuple[Any, ...]]]:
 
 
 def sums(module: Any) -> Sequence[str]:
-    """Returns the names of weights after which devices add up, by what a module says."""
+    """Returns the names of weights whose products are sums over devices, by a module's plan."""
     plan = getattr(module, "tp_plan", None) if isinstance(module, torch.nn.Module) else None
     if not isinstance(plan, dict) or vars(module).get("_mesh_axes"):
         return ()
@@ -70,7 +69,7 @@ def sums(module: Any) -> Sequence[str]:
 def _styles(
     module: torch.nn.Module, plan: Mapping[str, str]
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
-    """Yields name, parameter and style of the parameters that a plan says something of."""
+    """Yields name, parameter and style of the parameters in a plan."""
     styles = [(_regex(pattern), style) for pattern, style in plan.items() if style in _STYLES]
     for name, parameter in module.named_parameters():
         owner = name.rpartition(".")[0]
@@ -80,7 +79,7 @@ def _styles(
 
 
 def axes_below(module: torch.nn.Module) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yields name and axes of what a module and its parts say of their parameters."""
+    """Yields name and axes of parameters in the plans of a module and its submodules."""
     for path, part in module.named_modules():
         for name, _, spec in axes(part):
             yield f"{path}.{name}" if path else name, spec

@@ -1,1 +1,1 @@
-"""Primitives of JAX that make, move, pick and place elements."""
+"""Primitives of JAX that create, move, select and scatter elements."""

@@ -1,4 +1,4 @@
-"""Arrays that are made of nothing."""
+"""Creation of arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fmapper_adapters.torch.model.emit import current
 @lax("iota")
 def iota(*sizes: Any, dtype: DType, shape: tuple[Any, ...], dimension: int) -> Any:
     kind = current().dtype(dtype.name)
-    # narrow integers wrap, which torch.arange does not
+    # narrow integers wrap, unlike in torch.arange
     plain = kind.itemsize >= 4 and not kind.is_complex
     made = current().make(torch.arange, shape[dimension], dtype=kind if plain else torch.int64)
     made = made if plain else made.to(kind)

@@ -1,4 +1,4 @@
-"""Sizes and dimensions, as lowerings of several kinds ask for them."""
+"""Helpers for sizes and dimensions in lowerings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def are_equal(a: Any, b: Any) -> bool:
 
 
 def permute(x: Any, order: Sequence[int]) -> Any:
-    """Returns a tensor with its dimensions in another order; itself if that is the order."""
+    """Permutes the dimensions of a tensor; returns it unchanged if the order is the same."""
     return x if list(order) == list(range(len(order))) else x.permute(tuple(order))
 
 
 def flatten(x: Any, start: int, count: int) -> Any:
-    """Flattens adjacent dimensions to one; inserts one of size 1 for none."""
+    """Flattens `count` adjacent dimensions to one; inserts a dimension of size 1 for none."""
     if count == 1:
         return x
     if count == 0:
@@ -40,7 +40,7 @@ def unflatten(x: Any, dimension: int, sizes: Sequence[Any]) -> Any:
 
 
 def inverse(order: Sequence[int]) -> list[int]:
-    """Returns the order that undoes an order."""
+    """Returns the inverse of a permutation."""
     return sorted(range(len(order)), key=lambda i: order[i])
 
 

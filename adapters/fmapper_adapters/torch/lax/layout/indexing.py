@@ -1,4 +1,4 @@
-"""Gathering: elements and windows at places that are worked out."""
+"""Gathering: elements and windows at computed positions."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fmapper_adapters.torch.lax.table import Avals, lax
 
 @dataclass
 class Places:
-    """The windows of a gather or a scatter in an operand.
+    """The positions of windows in the operand of a gather or a scatter.
 
     Attributes:
-        at: Dimension of the operand -> the indices along it: a number, or a tensor with the batch
-            dimensions of the indices, or some of these as 1.
-        widths: Dimension that windows extend along, and that is indexed -> how far. Where this is
-            1 the result has a dimension that the index alone does not give.
+        at: Dimension of the operand -> the indices along it: a number, or a tensor that broadcasts
+            to the batch dimensions of the indices.
+        widths: Indexed dimension that windows extend along -> their width. A width of 1 adds a
+            dimension to the result.
         whole: Dimensions that windows cover.
-        batching: Dimension that is one of the indices -> which.
-        windows: All dimensions that windows have, in order.
+        batching: Dimension of the operand -> the dimension of the indices that it is batched with.
+        windows: All dimensions of windows, in order.
         batch: The sizes of the batch dimensions of the indices.
-        valid: Which windows are in bounds; None where all are, or nobody asks.
+        valid: Which windows are in bounds; None if all are, or if this is not needed.
     """
 
     at: dict[int, Any] = field(default_factory=dict)
@@ -50,18 +50,18 @@ def places(
     *,
     checked: bool,
 ) -> Places:
-    """Reads the numbers of dimensions of a gather or a scatter.
+    """Reads the dimension numbers of a gather or a scatter.
 
     Args:
-        sizes: Of the operand.
+        sizes: The sizes of the operand.
         indices: The starts, with their components in the last dimension.
-        dtype: What JAX says that indices have.
-        slice_sizes: How large a window is in each dimension of the operand.
-        start_map: Which dimension of the operand each component is for.
-        batching: Dimensions of the operand that are those of the indices, one by one.
-        index_batching: Those of the indices.
-        dropped: Dimensions of the operand that windows do not have.
-        checked: Whether to ask which windows are in bounds.
+        dtype: The dtype of the indices in JAX.
+        slice_sizes: The size of a window in each dimension of the operand.
+        start_map: The dimension of the operand that each component indexes.
+        batching: The batching dimensions of the operand.
+        index_batching: The corresponding dimensions of the indices.
+        dropped: Dimensions of the operand that windows lack.
+        checked: Whether to compute which windows are in bounds.
     """
     positions = Places(batch=tuple(indices.shape[:-1]))
     components = _components(indices, len(start_map))
@@ -121,9 +121,9 @@ def _without_last(x: Any) -> Any:
 
 
 def index_tensors(positions: Places) -> tuple[list[int], list[Any], list[int]]:
-    """Returns the indexed dimensions, an index for each, and those that have a width above 1.
+    """Returns the indexed dimensions, an index for each, and the dimensions with a width above 1.
 
-    The indices have the batch dimensions, and after them one for each width.
+    The indices have the batch dimensions, followed by one for each width.
     """
     dims = sorted(positions.at)
     wide = [d for d in dims if not are_equal(positions.widths.get(d, 1), 1)]

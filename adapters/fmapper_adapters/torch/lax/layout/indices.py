@@ -1,4 +1,4 @@
-"""Indices as torch takes them: int64, in bounds."""
+"""Converts indices to torch's form: int64, in bounds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def index(x: Any, dtype: str) -> Any:
 
     Args:
         x: A tensor, or a number.
-        dtype: What JAX says that it has.
+        dtype: The dtype of x in JAX.
     """
     if isinstance(x, int):
         return x + (1 << types.bits_of(types.carrier_of(dtype))) if _wraps(x, dtype) else x
-    if dtype == "uint64":  # those beyond int64 are out of bounds anyway
+    if dtype == "uint64":  # indices beyond int64 are out of bounds anyway
         return torch.where(x < 0, torch.iinfo(torch.int64).max, x)
     if types.is_carried(dtype):
         return x.to(torch.int64) & ((1 << types.bits_of(x.dtype)) - 1)
@@ -31,7 +31,7 @@ def _wraps(x: int, dtype: str) -> bool:
 
 
 def clamp(start: Any, high: Any) -> Any:
-    """Clamps a start into bounds, as JAX's dynamic slices do."""
+    """Clamps a start index to bounds, as in JAX's dynamic slices."""
     if isinstance(start, int) and isinstance(high, int):
         return min(max(start, 0), high)
     if isinstance(start, int):  # the bound varies
@@ -40,12 +40,12 @@ def clamp(start: Any, high: Any) -> Any:
 
 
 def steps(count: Any) -> Any:
-    """Returns the numbers from 0, as int64."""
+    """Returns the integers from 0 to `count - 1`, as int64."""
     return current().make(torch.arange, count)
 
 
 def window(start: Any, count: Any) -> Any:
-    """Returns the indices of so many elements from a start on; one dimension."""
+    """Returns the indices of `count` elements from a start on, in one dimension."""
     if isinstance(count, int) and count == 1:
         return start.unsqueeze(0)
     return start + steps(count)

@@ -1,8 +1,8 @@
-"""Scattering: elements and windows written, added or otherwise combined at places.
+"""Scattering: writes, adds or otherwise combines elements and windows at indices.
 
-Windows that do not lie within the operand as a whole are dropped, but for the mode `clip`. Where
-several write one element, the last one does, as on JAX's CPU: `_last_of_each` finds it, so that
-the others get no gradient either.
+Windows that are not entirely within the operand are dropped, except in the mode `clip`. If several
+windows write one element, the last one wins, as in JAX on a CPU: `_last_of_each` finds it, so that
+the others get no gradient.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from fmapper_adapters.torch.lax.reduce import element_functions
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
-_MOST_IN_TURN = 256  # updates that a function is applied to one after the other
+_MOST_IN_TURN = 256  # the most updates that are applied one after the other
 
 
 @dataclass
 class Rows:
-    """A scatter as one of rows.
+    """A scatter, rewritten as one of rows.
 
     Attributes:
-        operand: The operand, with all that is indexed in its first dimension.
-        at: Which row each update is for; one dimension.
+        operand: The operand, with all indexed dimensions flattened to the first.
+        at: The row of each update, in one dimension.
         updates: The updates, one row each.
-        valid: Which are to be written, None for all.
-        distinct: Whether no two of them are for the same row.
-        whole: Gives what has the shape of `operand` the shape of the operand of the scatter.
+        valid: Which updates to write; None for all.
+        distinct: Whether no two updates have the same row.
+        whole: Reshapes an array like `operand` to the shape of the scatter's operand.
     """
 
     operand: Any
@@ -54,7 +54,7 @@ class Rows:
 
     @property
     def mask(self) -> Any:
-        """`valid` with dimensions of size 1, as the updates have them."""
+        """`valid`, with dimensions of size 1 so that it broadcasts against the updates."""
         return _column(self.valid, self.updates)
 
 
@@ -145,7 +145,7 @@ def write(scatter: Rows, updates: Any) -> Any:
 
 
 def _last_of_each(at: Any, count: Any) -> Any:
-    """Returns which update is the last one for its row."""
+    """Returns which updates are the last ones for their rows."""
     order = _indices.steps(at.shape[0])
     last = torch.scatter_reduce(at.new_full((count + 1,), -1), 0, at, order, "amax")
     return torch.index_select(last, 0, at) == order
@@ -166,10 +166,10 @@ def _gives_the_update(graph: Graph) -> bool:
 
 
 def _in_turn(scatter: Rows, graph: Graph) -> Any:
-    """Updates by a function of elements, one after the other.
+    """Applies updates by a function of elements, one after the other.
 
     Raises:
-        ConversionError: There are too many for that.
+        ConversionError: There are too many updates.
     """
     count = scatter.at.shape[0]
     if not isinstance(count, int) or count > _MOST_IN_TURN:
@@ -217,7 +217,7 @@ def _add(scatter: Rows, update: Graph | None, avals: Avals, alpha: int = 1) -> A
         return _reduce(scatter, "amax", False)
     updates = scatter.updates
     if scatter.valid is not None:
-        # adding 0.0 would make 0.0 of -0.0
+        # -0.0 + 0.0 would be 0.0
         nothing = 0 if not updates.is_floating_point() else (-0.0 if alpha == 1 else 0.0)
         updates = torch.where(scatter.mask, updates, nothing)
     if alpha == 1:
@@ -265,7 +265,7 @@ def _extreme(how: str) -> Combine:
         nothing = info.min if largest else info.max
         if not avals.is_unsigned:
             return _reduce(scatter, how, nothing)
-        # flipping the first bit turns the order of the unsigned into that of the signed
+        # flipping the first bit maps the order of unsigned to that of signed integers
         scatter.operand = scatter.operand ^ info.min
         scatter.updates = scatter.updates ^ info.min
         return _reduce(scatter, how, nothing) ^ info.min
@@ -274,10 +274,10 @@ def _extreme(how: str) -> Combine:
 
 
 def _combine_by(scatter: Rows, combine: Callable[[Any, Any], Any]) -> Any:
-    """Updates by an associative function that torch has no scatter for.
+    """Applies updates by an associative function that torch has no scatter for.
 
-    Those for the same row are brought together by sorting, and are combined in a scan whose steps
-    double; the last one of each then has all of them.
+    Sorting brings updates of the same row together, and a scan by doubling combines them; the last
+    update of each row then has the combination of all.
     """
     at = scatter.at
     count = scatter.operand.shape[0]

@@ -1,4 +1,4 @@
-"""Shapes: what only says where elements are."""
+"""Shapes: operations that only move elements."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def dynamic_update_slice(x: Any, update: Any, *starts: Any, avals: Avals) -> Any
 
 
 def _update(x: Any, update: Any, wanted: list[tuple[int, Any, Any]]) -> Any:
-    """Replaces a part of a tensor, in the rows that it touches."""
+    """Replaces a part of a tensor, and copies only the affected rows."""
     if not wanted:
         return update
     (d, at, count), *rest = wanted
@@ -165,7 +165,7 @@ def pad_with(x: Any, value: Any, config: Any) -> Any:
     Args:
         x: Of any dtype.
         value: A number or a tensor without dimensions.
-        config: For each dimension how many before, after, and between each two.
+        config: For each dimension the padding before, after, and between elements.
     """
     config = [tuple(c) for c in config]
     if all(c == (0, 0, 0) for c in config):
@@ -205,13 +205,13 @@ def _pad_ends(x: Any, value: Any, config: list[tuple[Any, Any]]) -> Any:
 
 def _pad_along(x: Any, value: Any, d: int, low: int, high: int, inside: int) -> Any:
     size, step = x.shape[d], inside + 1
-    if _varies(size):  # from 1
+    if _varies(size):  # varying sizes are at least 1
         long = (size - 1) * step + 1
     else:
         long = low + max(size - 1, 0) * step + min(size, 1) + high
     if low >= 0 and high >= 0:
         first, count = 0, size
-    else:  # the elements that are left are those that stand within the result
+    else:  # negative padding: keeps the elements that stay within the result
         first = min(max(-(low // step), 0), size)
         count = max(min((long - 1 - low) // step + 1, size) - first, 0)
     shape = list(x.shape)

@@ -45,7 +45,7 @@ def top_k(x: Any, *, k: int, axis: int = -1, is_stable: bool = True, avals: Aval
 
 
 def _largest(x: Any, k: int, axis: int, avals: Avals) -> Any:
-    """Returns the largest elements and where they are, in the total order; equal ones in theirs."""
+    """Returns the largest elements in the total order, and their indices; ties stay in order."""
     key = flip_sign_bit(x, x.dtype) if avals.is_unsigned else total_order(x.detach())
     at = torch.sort(key, dim=axis, descending=True, stable=True)[1].narrow(axis, 0, k)
     return torch.gather(x, axis, at), at.to(current().dtype(avals.results[1][0]))

@@ -1,1 +1,1 @@
-"""Primitives of JAX from linear algebra, convolutions and Fourier transforms among them."""
+"""Primitives of JAX for linear algebra, convolutions and Fourier transforms."""

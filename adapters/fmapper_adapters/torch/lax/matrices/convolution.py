@@ -1,4 +1,4 @@
-"""Convolutions in all layouts, also transposed ones, and those of integers."""
+"""Convolutions in all layouts, also transposed ones and those of integers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TRANSPOSED = {
     2: torch.nn.functional.conv_transpose2d,
     3: torch.nn.functional.conv_transpose3d,
 }
-_LIMB = 16  # bits of a part of an integer, of which products and sums fit into float64
+_LIMB = 16  # bits of a limb of an integer: its products and sums fit into float64
 
 
 @lax("conv_general_dilated", takes_avals=True, dims=dimensions.convolution)
@@ -47,7 +47,7 @@ def conv_general_dilated(
     """Returns a convolution of batch, features and up to three dimensions of space.
 
     Raises:
-        ConversionError: It has more of them.
+        ConversionError: It has more spatial dimensions.
     """
     rank = len(window_strides)
     if rank > 3:
@@ -77,7 +77,7 @@ def conv_general_dilated(
         result = _in_limbs(
             convolve, widen(x, names[0]).to(dtype), widen(kernel, names[1]).to(dtype)
         )
-    elif dtype.is_complex:  # whose precision is that of the operands, whatever is preferred
+    elif dtype.is_complex:  # complex products have the precision of the operands
         result = convolve(x, kernel).to(dtype)
     else:
         result = cast_result(convolve, x, kernel, depth, avals, False)
@@ -137,7 +137,7 @@ def _convolve(
 
 
 def _is_natural(size: Any) -> bool:
-    """Returns whether a size is surely not negative."""
+    """Returns whether a size is provably not negative."""
     return isinstance(size, int) and size >= 0
 
 
@@ -162,8 +162,8 @@ def _transpose(
 ) -> Any:
     """Convolves a dilated input, by torch's transposed convolution.
 
-    That adds the kernel, turned around, at every element; it is as if all overlaps were padded
-    for, so that less padding is cut off, and more is added, at the ends of the result.
+    It adds the flipped kernel at every element, which corresponds to full padding. Less padding is
+    cropped from the result, more is added at its ends.
     """
     rank = len(strides)
     if groups > 1:
@@ -175,7 +175,7 @@ def _transpose(
     for (low, high), span, step, dilation in zip(
         padding, spans, x_dilation, kernel_dilation, strict=True
     ):
-        front, back = span - 1 - low, span - 1 - high  # what is cut off a result with all overlaps
+        front, back = span - 1 - low, span - 1 - high  # cropped from full padding
         more = front - back
         if _is_natural(front) and _is_natural(more) and more < max(step, dilation):
             cut.append(front)

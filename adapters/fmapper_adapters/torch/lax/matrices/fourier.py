@@ -9,7 +9,7 @@ import torch
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
-# By the number that JAX gives them.
+# By JAX's number of the kind.
 _KINDS = {0: torch.fft.fftn, 1: torch.fft.ifftn, 2: torch.fft.rfftn, 3: torch.fft.irfftn}
 _SINGLE = {0: torch.fft.fft, 1: torch.fft.ifft, 2: torch.fft.rfft, 3: torch.fft.irfft}
 _NAMES = {"fft": 0, "ifft": 1, "rfft": 2, "irfft": 3}
@@ -17,9 +17,9 @@ _NAMES = {"fft": 0, "ifft": 1, "rfft": 2, "irfft": 3}
 
 @lax("fft", takes_avals=True)
 def fft(x: Any, *, fft_type: int | str, fft_lengths: tuple[int, ...], avals: Avals) -> Any:
-    """Returns a transform over the last dimensions, as many as there are lengths."""
+    """Computes a transform over the last dimensions, one for each length."""
     dtype, shape = avals.results[0]
-    if 0 in x.shape:  # of which torch's transforms may fail
+    if 0 in x.shape:  # torch's transforms may fail for empty tensors
         return current().make(torch.zeros, shape, dtype=current().dtype(dtype))
     kind = _NAMES[fft_type] if isinstance(fft_type, str) else fft_type
     if len(fft_lengths) == 1:

@@ -10,14 +10,14 @@ from fmapper import ConversionError
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
-_MOST_STEPS = 128  # of algorithms that are written out column by column
+_MOST_STEPS = 128  # the most columns for which algorithms are unrolled
 
 
 @lax("cholesky")
 def cholesky(x: Any) -> Any:
-    """Returns the lower factor, of NaN where a matrix is not positive definite.
+    """Returns the lower factor, which is NaN for a matrix that is not positive definite.
 
-    Above the diagonal are the elements of the matrix, as LAPACK leaves them there.
+    Above the diagonal are the elements of the matrix, as in LAPACK.
     """
     narrow = x.dtype
     x = _wide(x)
@@ -53,7 +53,7 @@ def lu_pivots_to_permutation(pivots: Any, *, permutation_size: int) -> Any:
 
 
 def _permutation(pivots: Any, rows: Any, columns: Any) -> Any:
-    """Returns the order of rows that swaps amount to, counted from 1."""
+    """Returns the permutation of rows that results from swaps, which are counted from 1."""
     shape = (*pivots.shape[:-1], rows, columns)
     if 0 in shape:
         order = current().make(torch.arange, rows, dtype=torch.int32)
@@ -115,7 +115,7 @@ def _pivots(x: Any) -> Any:
     """Returns the pivoted order of columns: the largest remaining norm first.
 
     Raises:
-        ConversionError: There are too many columns to write this out.
+        ConversionError: There are too many columns to unroll this.
     """
     columns = x.shape[-1]
     steps = min(x.shape[-2], columns)
@@ -164,7 +164,7 @@ def eigh(
     subset_by_index: Any = None,
     algorithm: Any = None,
 ) -> Any:
-    """Returns eigenvectors, then eigenvalues, which are in ascending order."""
+    """Returns eigenvectors, then eigenvalues in ascending order."""
     values, vectors = _parts(torch.linalg.eigh(x, "L" if lower else "U"), 2)
     if subset_by_index is not None:
         start, end = subset_by_index
@@ -182,7 +182,7 @@ def eig(
     enable_eigvec_derivs: bool = False,
     implementation: Any = None,
 ) -> Any:
-    """Returns eigenvalues, then left and right eigenvectors; torch has the right ones only."""
+    """Returns eigenvalues, then left and right eigenvectors; torch computes only the right ones."""
     if not (compute_left_eigenvectors or compute_right_eigenvectors):
         return (torch.linalg.eigvals(x),)
     values, right = _parts(torch.linalg.eig(x), 2)
@@ -215,7 +215,7 @@ def svd(
 ) -> Any:
     """Returns singular values, then the left and right vectors."""
     if compute_uv:
-        full = full_matrices and x.shape[-1] != x.shape[-2]  # square ones have gradients
+        full = full_matrices and x.shape[-1] != x.shape[-2]  # has a gradient if square
         left, values, right = _parts(torch.linalg.svd(x, full), 3)
     else:
         values = torch.linalg.svdvals(x)
@@ -241,7 +241,7 @@ def tridiagonal_solve(
     """Solves a tridiagonal system; the unused ends of the outer diagonals are ignored.
 
     Raises:
-        ConversionError: Singular systems are to be changed.
+        ConversionError: The option to perturb singular systems is set.
     """
     if perturb_singular:
         raise ConversionError(

@@ -18,7 +18,7 @@ from fmapper_adapters.torch.model.emit import current
 
 Product = Callable[[Any, Any], Any]
 
-# torch computes with full precision unless told otherwise for the whole process.
+# torch computes with full precision unless the process sets another.
 _FULL = {"default", "high", "highest", "fastest", "float32", "bfloat16", "tensorfloat32"}
 _FULL |= {"f32_f32_f32", "f64_f64_f64", "tf32_tf32_f32", "tf32_tf32_f32_x3"}
 _FULL |= {"bf16_bf16_f32_x3", "bf16_bf16_f32_x6", "bf16_bf16_f32_x9"}
@@ -28,7 +28,7 @@ _ROUNDED = {
     "f16_f16_f32": torch.float16,
     "f16_f16_f16": torch.float16,
 }
-_EXACT = 53  # bits of integers that float64 holds
+_EXACT = 53  # bits of integers that float64 holds exactly
 
 
 @lax("dot_general", takes_avals=True, dims=dimensions.dot_general)
@@ -66,10 +66,10 @@ def _of_halves(x: Any, y: Any) -> Any:
 
 
 def round_operand(x: Any, precision: Any) -> Any:
-    """Rounds an operand as an algorithm asks.
+    """Rounds an operand as an algorithm requires.
 
     Raises:
-        ConversionError: It is none that torch has.
+        ConversionError: torch lacks the precision.
     """
     names = set(precision) if isinstance(precision, tuple | list) else {precision or "default"}
     for name in names:
@@ -86,8 +86,8 @@ def cast_result(multiply: Product, x: Any, y: Any, depth: Any, avals: Avals, log
     Args:
         multiply: Sums of products of numbers of one dtype.
         x: An operand.
-        y: The other one.
-        depth: How many products are added for one element.
+        y: The other operand.
+        depth: The number of products that are added for one element.
         avals: The abstract values of the call.
         logical: Whether the operands are bools.
     """
@@ -114,7 +114,7 @@ def _float(x: Any, name: str, dtype: torch.dtype) -> Any:
     """Casts an operand of any dtype to floats or complex numbers."""
     if name != "uint64":
         return _as(widen(x, name), dtype)
-    signed = x.to(dtype)  # as signed, which is too little by all that 64 bits can count
+    signed = x.to(dtype)  # as signed: too small by 2**64
     return torch.where(x < 0, signed + float(1 << 64), signed)
 
 
@@ -125,7 +125,7 @@ def _as(x: Any, dtype: torch.dtype) -> Any:
 def _integers(
     multiply: Product, x: Any, y: Any, depth: Any, dtype: torch.dtype, avals: Avals
 ) -> Any:
-    """Casts integers to float64 where that holds every sum and is fast."""
+    """Multiplies integers in float64 if that is fast and holds every sum exactly."""
     bits = [_bits(operand.dtype) for operand in (x, y)]
     x, y = (
         widen(operand, name) for operand, (name, _) in zip((x, y), avals.operands, strict=False)
@@ -141,7 +141,7 @@ def _bits(dtype: torch.dtype) -> int:
 
 
 def widen(x: Any, name: str) -> Any:
-    """Widens carried unsigned integers to their value; those of 64 bits stay."""
+    """Widens carried unsigned integers to their value; 64-bit ones are unchanged."""
     return x if name == "uint64" or not types.is_carried(name) else indices.index(x, name)
 
 
@@ -154,7 +154,7 @@ def contract(
     batch_right: Sequence[int],
     matmul: Product = torch.matmul,
 ) -> Any:
-    """Sums products over dimensions: those in common come first, then what is left of x and y."""
+    """Contracts dimensions; batch dimensions come first, then the remaining ones of x and of y."""
     pairs = sorted(zip(left, right, strict=True))
     left, right = [a for a, _ in pairs], [b for _, b in pairs]
     free_left = [d for d in range(x.ndim) if d not in (*left, *batch_left)]
@@ -195,10 +195,10 @@ def ragged_dot_general(
     group_offset: Any = None,
     avals: Avals,
 ) -> Any:
-    """Multiplies groups of rows, each by a matrix of its own.
+    """Multiplies groups of rows, each group by its own matrix.
 
     Raises:
-        ConversionError: There is an offset of groups.
+        ConversionError: A group offset is given.
     """
     if group_offset is not None:
         raise ConversionError(
@@ -237,6 +237,6 @@ def ragged_dot_general(
 
     depth = product([x.shape[d] for d in left])
     result = cast_result(multiply, x, y, depth, avals, False)
-    if not groups and batch_left:  # groups come first, not the batch
+    if not groups and batch_left:  # groups are first, before the batch
         result = result.movedim(len(batch_left), 0)
     return result

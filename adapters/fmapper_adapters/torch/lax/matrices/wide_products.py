@@ -1,9 +1,9 @@
-"""Products of halves, which are computed in float32 and keep no float32 copy of the weights.
+"""Products of halves in float32, without a float32 copy of the weights.
 
-On a CPU torch has no product of bfloat16 or float16 that gives float32, and where the processor has
-no instructions for halves its product of halves is many times slower than the one in float32. So a
-matrix is cast for its product, in blocks where it is large. What autograd keeps are the halves,
-where it would keep the copies of all weights.
+On a CPU torch cannot multiply bfloat16 or float16 to float32, and on processors without
+instructions for halves its product of halves is many times slower than in float32. So a matrix is
+cast for its product, in blocks if it is large. Autograd saves the halves; otherwise it would save
+float32 copies of all weights.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fmapper_adapters.torch.model import fast_attention
 Tensor = torch.Tensor
 
 HALVES = (torch.bfloat16, torch.float16)
-_LARGE = 1 << 16  # elements of a matrix; what is smaller may be kept twice
-_BLOCK = 1 << 20  # elements that are cast at once: they stay in the caches of a processor
-_WORTH = 1 << 15  # multiplications for which a cast is worth its time
+_LARGE = 1 << 16  # elements; smaller matrices may be kept twice
+_BLOCK = 1 << 20  # elements that are cast at once, which fit into a processor's caches
+_WORTH = 1 << 15  # the fewest multiplications for which a cast pays
 _FEW = 4  # rows for which torch's product with a transposed matrix is fast
 
 
@@ -63,7 +63,7 @@ def _is_castable(x: Tensor, y: Tensor) -> bool:
 
 
 def _is_faster_cast(x: Tensor, y: Tensor) -> bool:
-    """Returns whether torch's own product of halves is the slower one."""
+    """Returns whether torch's own product of halves is slower."""
     if not (x.is_cpu and y.ndim > 1 and x.ndim > 0 and x.dtype in HALVES) or _has_own(x.dtype):
         return False
     depth = max(1, y.shape[-2])
@@ -83,7 +83,7 @@ def _has_own(dtype: torch.dtype) -> bool:
 
 
 def _in_blocks(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiplies as many columns or matrices of the second at a time as fit a block."""
+    """Multiplies by columns or matrices of the second operand, as many at a time as fit a block."""
     if y.numel() <= _BLOCK:
         return torch.matmul(x.float(), y.float()).to(dtype)
     if y.ndim > 2:
@@ -98,7 +98,7 @@ def _in_blocks(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _by_matrices(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the products of two stacks of matrices of the same number."""
+    """Returns the products of two stacks with the same number of matrices."""
     stack = y.shape[:-2]
     x, y = x.flatten(0, -3), y.flatten(0, -3)
     result = x.new_empty((math.prod(stack), x.shape[-2], y.shape[-1]), dtype=dtype)
@@ -110,7 +110,7 @@ def _by_matrices(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """A product that keeps the halves for its derivative, also computed in blocks."""
+    """A product that saves the halves for its derivative, which is computed in blocks, too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -128,7 +128,7 @@ class _Product(torch.autograd.Function):
         if y.ndim > 2:
             return _in_blocks(gradient, y.mT, x.dtype), _in_blocks(x.mT, gradient, y.dtype), None
         rows, over = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, y.shape[1])
-        if torch.is_grad_enabled():  # it is to be differentiated again
+        if torch.is_grad_enabled():  # for a second derivative
             of_x = torch.matmul(gradient.float(), y.float().t()).to(x.dtype)
             return of_x, torch.matmul(rows.float().t(), over.float()).to(y.dtype), None
         if ctx.needs_input_grad[0]:

@@ -69,7 +69,7 @@ def neg(x: Any) -> Any:
 def absolute(x: Any) -> Any:
     if not x.is_floating_point():
         return torch.abs(x)
-    x = x + 0.0  # JAX's slope at zero is one, at -0.0 too, which this makes zero
+    x = x + 0.0  # -0.0 becomes 0.0, where JAX's gradient is one
     return torch.where(torch.signbit(x), -x, x)
 
 
@@ -77,8 +77,8 @@ def absolute(x: Any) -> Any:
 def sign(x: Any, *, avals: Avals) -> Any:
     if x.is_complex():
         return torch.sgn(x)
-    x = x.detach()  # as `floor`
-    if x.is_floating_point():  # of NaN it is NaN, of -0.0 it is -0.0
+    x = x.detach()  # like floor
+    if x.is_floating_point():  # keeps NaN and -0.0
         return torch.where(torch.abs(x) > 0, torch.sign(x), x)
     return (x != 0).to(x.dtype) if avals.is_unsigned else torch.sign(x)
 
@@ -100,7 +100,7 @@ def rem(x: Any, y: Any, *, avals: Avals) -> Any:
 
 
 def _float_remainder(x: Any, y: Any) -> Any:
-    """Returns the remainder; torch's in float32 is NaN where the quotient is large."""
+    """Returns the remainder; torch's in float32 is NaN for large quotients."""
     if x.dtype is torch.float64:
         return torch.fmod(x, y)
     return torch.fmod(x.to(torch.float64), y.to(torch.float64)).to(x.dtype)
@@ -139,7 +139,7 @@ def _signed_zero(value: Any, x: Any, y: Any, *, greater: bool) -> Any:
         both = (x == 0) & (y == 0)
         return value + torch.where(both, x + y, -0.0).detach()
     if math.copysign(1, y) > 0:
-        return value + 0.0  # it is never -0.0
+        return value + 0.0  # never -0.0
     return value + torch.where(x == 0, x, -0.0).detach()
 
 
@@ -151,7 +151,7 @@ lax("min", takes_numbers=True, takes_avals=True, dims=pointwise)(_extreme("minim
 def clamp(low: Any, x: Any, high: Any, *, avals: Avals) -> Any:
     if x.is_floating_point():
         return _clamp(low, x, high)
-    if x.is_complex():  # by their real parts alone
+    if x.is_complex():  # compares real parts only
         low, high = as_tensor(low, x), as_tensor(high, x)
         bounded = torch.where(torch.real(x) <= torch.real(low), low, x)
         return torch.where(torch.real(bounded) <= torch.real(high), bounded, high)
@@ -192,7 +192,7 @@ def integer_pow(x: Any, *, y: int) -> Any:
     if y == 0:
         return torch.ones_like(x)
     if (y == 3 or y < -1) and x.dtype is not torch.float16 and not x.is_complex():
-        return torch.pow(x, y)  # whose slope is `y * x**(y - 1)`, where `x**y` overflows, too
+        return torch.pow(x, y)  # its gradient, `y * x**(y - 1)`, is right even if `x**y` overflows
     product: Any = None
     power, left = x, abs(y)
     while left:
@@ -223,7 +223,7 @@ def power(x: Any, y: Any, *, avals: Avals) -> Any:
         y = as_tensor(y, x)
         return torch.where(y == 0, 1.0, torch.pow(x, y))
     if is_number(y) and abs(y) == 0.5:
-        y = as_tensor(y, x)  # torch makes a root of the number, of which -0.0 and -inf have others
+        y = as_tensor(y, x)  # torch computes a root, which differs for -0.0 and -inf
     return torch.pow(x, y)
 
 
@@ -245,7 +245,7 @@ def is_finite(x: Any) -> Any:
     return torch.isfinite(x)
 
 
-# JAX differentiates nothing behind a step: a zero handed on would meet infinite slopes before it.
+# JAX stops gradients at a step: a zero gradient times an infinite one would be NaN.
 
 
 @lax("floor", dims=pointwise)

@@ -1,4 +1,4 @@
-"""From one dtype to another as JAX's compiler does it on a CPU."""
+"""Conversions between dtypes as in JAX on a CPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def convert(x: Any, source: str, dtype: torch.dtype, target: str = "") -> Any:
     """Converts a tensor to another dtype.
 
     Args:
-        x: As it is carried.
+        x: The tensor, in the dtype that carries it.
         source: Its dtype, by JAX's name.
-        dtype: How the result is carried.
-        target: The dtype of the result by JAX's name, where it is of integers.
+        dtype: The dtype that carries the result.
+        target: The dtype of the result by JAX's name, for integers.
     """
     if x.is_complex() and not dtype.is_complex:
         x = torch.real(x)
@@ -33,7 +33,7 @@ def convert(x: Any, source: str, dtype: torch.dtype, target: str = "") -> Any:
         return _from_unsigned(x, dtype)
     if dtype is torch.float8_e4m3fn:
         x = x.to(torch.float32) if x.dtype.itemsize == 1 else x
-        x = torch.where(torch.abs(x) <= 464.0, x, torch.nan)  # torch has the largest number there
+        x = torch.where(torch.abs(x) <= 464.0, x, torch.nan)  # torch saturates there
     return x.to(dtype)
 
 
@@ -47,7 +47,7 @@ def _saturate(x: Any, target: str, dtype: torch.dtype) -> Any:
     low, high = (0, (1 << bits) - 1) if target.startswith("u") else (
         -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     )  # fmt: skip
-    # in a dtype that has the bounds
+    # in a dtype that holds the bounds
     wide = torch.float64 if bits == 32 or x.dtype is torch.float64 else torch.float32
     x = torch.nan_to_num(x if x.dtype is wide else x.to(wide), 0.0, torch.inf, -torch.inf)
     if bits < 64:
@@ -65,5 +65,5 @@ def _from_unsigned(x: Any, dtype: torch.dtype) -> Any:
     bits = types.bits_of(x.dtype)
     if bits < 64:
         return widen(x, torch.int64, bits).to(dtype)
-    half = shift_right(x, 1) | (x & 1)  # which rounds as all of the bits would
+    half = shift_right(x, 1) | (x & 1)  # rounds like all of the bits
     return torch.where(x < 0, half.to(dtype) * 2, x.to(dtype))

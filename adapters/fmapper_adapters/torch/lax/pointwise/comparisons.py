@@ -1,4 +1,4 @@
-"""Comparisons, and choosing between elements."""
+"""Comparisons and selection of elements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _comparison(name: str) -> Any:
 
 
 def _complex(compare: Any, x: Any, y: Any) -> Any:
-    """Compares by real parts, and by imaginary ones where those are equal."""
+    """Compares by real parts, and by imaginary parts if these are equal."""
     real, other = torch.real(x), torch.real(y)
     return torch.where(real == other, compare(torch.imag(x), torch.imag(y)), compare(real, other))
 

@@ -1,4 +1,4 @@
-"""Conversions between dtypes, the bits of numbers, and the parts of complex ones."""
+"""Conversions between dtypes, bits of numbers, and parts of complex numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _FORMATS = {
 
 @lax("reduce_precision", dims=pointwise)
 def reduce_precision(x: Any, *, exponent_bits: int, mantissa_bits: int) -> Any:
-    """Rounds floats to fewer bits; what is too small for them is zero, too large infinite."""
+    """Rounds floats to fewer bits; too small numbers become zero, too large ones infinite."""
     _, exponent, mantissa = _FORMATS[x.dtype]
     if exponent_bits < 1 or mantissa_bits < 0:
         raise ValueError(f"{exponent_bits} and {mantissa_bits} bits are not a floating format")
@@ -56,7 +56,7 @@ def reduce_precision(x: Any, *, exponent_bits: int, mantissa_bits: int) -> Any:
         return x.to(torch.bfloat16).to(torch.float32)
     fixed = x.detach()
     rounded = _round(fixed, exponent_bits, mantissa_bits)
-    # nothing, of the same sign, whose derivative is one
+    # a zero of the same sign, whose derivative is one
     slope = torch.where(torch.signbit(fixed), -(fixed - x), x - fixed)
     return torch.where(torch.isfinite(rounded), rounded + slope, rounded)
 
@@ -65,7 +65,7 @@ def _round(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
     kind, exponent, mantissa = _FORMATS[x.dtype]
     bits = x.view(kind)
     lost = mantissa - mantissa_bits
-    if lost > 0:  # halves go to the even neighbour
+    if lost > 0:  # ties round to even
         last = (bits >> lost) & 1
         bits = (bits + last + ((1 << (lost - 1)) - 1)) & -(1 << lost)
     rounded = bits.view(x.dtype)
@@ -98,4 +98,4 @@ def imag(x: Any) -> Any:
 def conj(x: Any, *, input_dtype: Any = None, _input_dtype: Any = None) -> Any:
     if not x.is_complex():
         return torch.complex(x, torch.zeros_like(x))
-    return torch.conj_physical(x)  # not a view that is conjugated when it is read
+    return torch.conj_physical(x)  # not a lazily conjugated view

@@ -1,4 +1,4 @@
-"""Exponentials, logarithms, roots and the functions of angles."""
+"""Exponentials, logarithms, roots and trigonometric functions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _hyperbolic(name: str, function: Any) -> None:
         large = size > (700.0 if x.dtype is torch.float64 else 85.0)
         half = torch.exp(torch.where(large, size, 0.0) - math.log(2))
         if name == "sinh":
-            half = torch.where(x < 0, -half, half)  # `copysign` has no slope at infinity
+            half = torch.where(x < 0, -half, half)  # `copysign` has no derivative at infinity
         return torch.where(large, half, function(torch.where(large, 0.0, x)))
 
     lax(name, dims=pointwise)(lower)
@@ -82,7 +82,7 @@ def cbrt(x: Any) -> Any:
     size = x * sign
     root = torch.pow(size, 1 / 3)
     fixed = root.detach()
-    step = (fixed - size.detach() / (fixed * fixed)) / 3  # one step of Newton's
+    step = (fixed - size.detach() / (fixed * fixed)) / 3  # one step of Newton's method
     return torch.where(torch.isfinite(step), root - step, root) * sign
 
 

@@ -1,4 +1,4 @@
-"""Numbers as JAX has them: unsigned ones that are carried as signed, division by zero, order."""
+"""JAX's arithmetic: unsigned integers carried as signed ones, division by zero, total order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Number = bool | int | float | complex
 
 
 def is_number(x: Any) -> bool:
-    """Returns whether an operand is a Python number, not a tensor."""
+    """Returns whether an operand is a Python number rather than a tensor."""
     return isinstance(x, Number)
 
 
@@ -22,12 +22,12 @@ def tensor_first(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def as_tensor(x: Any, like: Any) -> Any:
-    """Makes an operand a tensor of the other one's dtype."""
+    """Converts an operand to a tensor of the other operand's dtype."""
     return like.new_full((), x) if is_number(x) else x
 
 
 def precedes(x: Any, y: Any) -> Any:
-    """Returns whether complex numbers are less than others: by real, then imaginary parts."""
+    """Returns where complex numbers are less than others: by real, then imaginary parts."""
     a, b = torch.real(x), torch.real(y)
     return torch.where(a == b, torch.imag(x) < torch.imag(y), a < b)
 
@@ -42,12 +42,12 @@ def total_order(x: Any) -> Any:
 
 
 def lowest(dtype: torch.dtype) -> int:
-    """Returns the smallest integer of a signed dtype: the bit that is the sign."""
+    """Returns the smallest integer of a signed dtype, in which only the sign bit is set."""
     return int(torch.iinfo(dtype).min)
 
 
 def flip_sign_bit(x: Any, dtype: torch.dtype) -> Any:
-    """Turns carried unsigned integers into signed ones of the same order, and back."""
+    """Maps carried unsigned integers to signed ones in the same order, and back."""
     return x ^ lowest(dtype)
 
 
@@ -85,7 +85,7 @@ def quotient(x: Any, y: Any, dtype: torch.dtype, *, unsigned: bool) -> Any:
         result = torch.div(x, y.clamp(min=1), rounding_mode="trunc")
         return torch.where(y == 0, 255, result)
     else:
-        odd = (y == 0) | (y == -1)  # the least integer by -1 stops a processor
+        odd = (y == 0) | (y == -1)  # the lowest integer by -1 traps
         result = torch.div(x, torch.where(odd, 1, y), rounding_mode="trunc")
         result = torch.where(y == -1, -x, result)
     return torch.where(y == 0, -1, result)
@@ -108,7 +108,7 @@ def _unsigned_quotient(x: Any, y: Any, dtype: torch.dtype) -> Any:
         wide = widen(y, torch.int64, bits).clamp(min=1)
         return torch.div(widen(x, torch.int64, bits), wide, rounding_mode="trunc").to(dtype)
     half = torch.div(shift_right(x, 1), y.clamp(min=1), rounding_mode="trunc") * 2
-    result = half + ~unsigned_less(x - half * y, y, dtype)  # by at most one too small
+    result = half + ~unsigned_less(x - half * y, y, dtype)  # too small by at most one
     return torch.where(y < 0, (~unsigned_less(x, y, dtype)).to(dtype), result)
 
 

@@ -27,7 +27,7 @@ _one("bessel_i0e", torch.special.i0e)
 
 @lax("bessel_i1e")
 def bessel_i1e(x: Any) -> Any:
-    # torch has no derivative for narrow floats, and loses the sign of zero
+    # torch lacks derivatives for narrow floats, and loses the sign of zero
     value = torch.special.i1e(x.to(torch.float32)).to(x.dtype) if x.dtype.itemsize < 4 else (
         torch.special.i1e(x)
     )  # fmt: skip
@@ -75,13 +75,13 @@ def zeta(s: Any, q: Any) -> Any:
 
 
 def _zeta(s: Any, q: Any) -> Any:
-    """Computes Hurwitz's zeta function with JAX's poles: of even order infinite, else NaN."""
+    """Computes the Hurwitz zeta function with JAX's poles: infinite for even orders, else NaN."""
     dtype = s.dtype
     if dtype.itemsize < 4:
         s, q = s.to(torch.float32), q.to(torch.float32)
     value = torch.special.zeta(s, q)
     pole = (q <= 0) & (q == torch.floor(q))
-    even = torch.fmod(s, 2) == 0  # not of an infinite one
+    even = torch.fmod(s, 2) == 0  # not of infinite order
     value = torch.where(pole, torch.where(even, torch.inf, torch.nan), value)
     value = torch.where(torch.isfinite(s) & ~torch.isnan(q), value, torch.nan)
     return torch.where(s == 1, torch.inf, value).to(dtype)

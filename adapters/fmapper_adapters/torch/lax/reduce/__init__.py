@@ -1,1 +1,1 @@
-"""Primitives of JAX that combine many elements: reductions, cumulative ones, sliding windows."""
+"""Primitives of JAX that combine many elements: reductions, scans, sliding windows."""

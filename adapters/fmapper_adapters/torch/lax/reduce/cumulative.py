@@ -1,4 +1,4 @@
-"""Sums, products, maxima and the like of all elements so far."""
+"""Cumulative sums, products, maxima and the like."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def _add(function: Any) -> Any:
     def add(x: Any, axis: int, avals: Avals) -> Any:
         if x.is_floating_point() or x.is_complex():
             return function(x, axis)
-        return function(x, axis, dtype=x.dtype)  # which wraps; torch would widen it
+        return function(x, axis, dtype=x.dtype)  # wraps around; torch would widen
 
     return add
 
 
 def _scan(combine: Any, x: Any, axis: int) -> Any:
-    """Combines all elements so far, as `jax.lax.associative_scan` does.
+    """Computes cumulative results in the order of `jax.lax.associative_scan`.
 
-    JAX differentiates cumulative functions through it: equal elements share a derivative as the
-    combinations hand it on, where torch gives all of it to the last of them.
+    JAX differentiates cumulative functions through it: ties share a derivative according to the
+        combinations, whereas torch gives all of it to the last element.
     """
     size = x.shape[axis]
     if size < 2:
@@ -55,7 +55,7 @@ def _scan(combine: Any, x: Any, axis: int) -> Any:
 
 
 def _is_scanned(x: Any, axis: int) -> bool:
-    """Returns whether derivatives are possible and the number of combinations is known."""
+    """Returns whether a derivative may be needed and the number of combinations is known."""
     return x.is_floating_point() and isinstance(x.shape[axis], int)
 
 
@@ -75,7 +75,7 @@ def _extreme(function: Any) -> Any:
 
 
 def _complex_extreme(x: Any, axis: int, *, greatest: bool) -> Any:
-    """Computes running extremes by doubling: over two, four, eight elements up to each."""
+    """Computes running extremes by doubling: over the last two, four, eight elements."""
     step = 1
     while step < x.shape[axis]:
         size = x.shape[axis] - step
@@ -87,7 +87,7 @@ def _complex_extreme(x: Any, axis: int, *, greatest: bool) -> Any:
 
 
 def _log_add(x: Any, y: Any) -> Any:
-    """Adds exponentials; of two that are infinite, the slope is one, as in JAX."""
+    """Computes `logaddexp`, whose slope is one if both are infinite, as in JAX."""
     same = (x == math.inf) & (y == math.inf)
     return torch.where(same, x + y, torch.logaddexp(x.masked_fill(same, 0), y.masked_fill(same, 0)))
 

@@ -12,12 +12,12 @@ from fmapper import ConversionError
 from fmapper.programs import Call, Graph, Ref, Scalar
 from fmapper_adapters.torch.model.emit import current
 
-# A function of two elements that is one operation, by name.
+# Primitives that combine two elements -> the name of the reduction.
 _REDUCTIONS = {"add", "mul", "max", "min", "and", "or", "xor"}
 
 
 def reduction_of(graph: Graph) -> str | None:
-    """Recognises a function of two elements as an operation: `add`, `max`, ..."""
+    """Recognises a function of two elements as a single operation: `add`, `max`, ..."""
     if len(graph.calls) != 1 or len(graph.inputs) != 2 or len(graph.outputs) != 1:
         return None
     (call,) = graph.calls
@@ -32,7 +32,7 @@ def apply(graph: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
     """Applies a function of elements to tensors of one shape.
 
     Raises:
-        ConversionError: It does what depends on the shape.
+        ConversionError: It has operations that depend on the shape.
     """
     shape = tuple(operands[0].shape)
     calls = [_grow(call, shape) for call in graph.calls]

@@ -1,4 +1,4 @@
-"""Sums, products, maxima and the like over dimensions."""
+"""Sums, products, maxima and other reductions over dimensions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reduce_sum(x: Any, *, axes: Axes) -> Any:
         return x
     if x.is_floating_point() or x.is_complex():
         return torch.sum(x, axes)
-    return torch.sum(x, axes, dtype=x.dtype)  # which wraps; torch would widen it
+    return torch.sum(x, axes, dtype=x.dtype)  # wraps around; torch would widen
 
 
 @lax("reduce_prod", dims=reduces("axes"))
@@ -55,13 +55,13 @@ def _extreme(name: str) -> Any:
 
 
 def _is_empty(avals: Avals, axes: Axes) -> bool:
-    """Returns whether a reduction is surely empty."""
+    """Returns whether a reduction is provably empty."""
     shape = avals.operands[0][1]
     return any(isinstance(shape[axis], int) and shape[axis] == 0 for axis in axes)
 
 
 def _worst(name: str, *, greatest: bool) -> Any:
-    """Returns the carried identity of a maximum or minimum."""
+    """Returns the identity element of a maximum or minimum, in the dtype that carries it."""
     if name == "bool":
         return not greatest
     if "int" not in name:
@@ -74,7 +74,7 @@ def _worst(name: str, *, greatest: bool) -> Any:
 
 
 def _complex_extreme(x: Any, axes: Axes, function: Any, *, greatest: bool) -> Any:
-    """Compares by real parts, and by imaginary ones where those are equal."""
+    """Compares by real parts, and by imaginary parts if these are equal."""
     real, imag = torch.real(x), torch.imag(x)
     best = function(real, axes, keepdim=True)
     worst = -torch.inf if greatest else torch.inf
@@ -111,7 +111,7 @@ def reduce_xor(x: Any, *, axes: Axes) -> Any:
 
 
 def _fold(function: Any, x: Any, axes: Axes, identity: int) -> Any:
-    """Combines integers pairwise, one half with the other, until one is left."""
+    """Combines integers pairwise, one half with the other, down to a single one."""
     (folded,) = _pairwise(lambda a, b: (function(a[0], b[0]),), [x], axes)
     if folded is None:
         kept = x.sum(axes, dtype=x.dtype)
@@ -120,10 +120,10 @@ def _fold(function: Any, x: Any, axes: Axes, identity: int) -> Any:
 
 
 def _pairwise(combine: Any, xs: list[Any], axes: Axes) -> list[Any]:
-    """Reduces arrays pairwise by a function of lists of them; None where there are no elements.
+    """Reduces arrays pairwise by a function of lists of arrays; None if they are empty.
 
     Raises:
-        TypeError: How many elements there are is not known before it runs.
+        TypeError: The number of elements is not known before run time.
     """
     if not axes:
         return xs

@@ -1,8 +1,8 @@
-"""Reductions over windows that slide, and what is chosen in them.
+"""Reductions over sliding windows, and selections in them.
 
-Maxima and minima of floats are torch's pooling, of which the gradient goes to the first of equal
-elements, as JAX's does. Sums over two or three dimensions are too. The others are reductions of
-views with a dimension for each window (`unfold`).
+Maxima and minima of floats use torch's pooling, whose gradient goes to the first of equal elements,
+as in JAX. So do sums over two or three dimensions. Others are reductions of views with a dimension
+for the elements of windows (`unfold`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fmapper_adapters.torch.lax.reduce import element_functions
 from fmapper_adapters.torch.lax.table import Avals, dimensions, lax
 from fmapper_adapters.torch.model.emit import current
 
-_MOST_IN_TURN = 1024  # elements of a window that are combined one after the other
+_MOST_IN_TURN = 1024  # the most elements of a window to combine one after the other
 _MAX_POOL: dict[int, Any] = {
     1: torch.nn.functional.max_pool1d,
     2: torch.nn.functional.max_pool2d,
@@ -35,11 +35,11 @@ class Windows:
     """Windows, dimension by dimension.
 
     Attributes:
-        sizes: Of a window.
-        strides: Between two of them.
-        padding: Before and after the elements.
-        base: The distance of two elements, with padding between them.
-        dilation: The distance of two elements of a window.
+        sizes: The sizes of a window.
+        strides: The distances between windows.
+        padding: The padding before and after the elements.
+        base: The distance between elements, with padding in between.
+        dilation: The distance between elements of a window.
     """
 
     sizes: Sequence[int]
@@ -50,20 +50,20 @@ class Windows:
 
     @property
     def moving(self) -> list[int]:
-        """The dimensions in which windows are more than single elements, side by side."""
+        """The dimensions in which windows are not single adjacent elements."""
         return [
             d for d, what in enumerate(zip(self.sizes, self.strides, strict=True)) if what != (1, 1)
         ]
 
     def pad(self, x: Any, value: Any) -> Any:
-        """Pads a tensor, after which no padding remains."""
+        """Pads a tensor; the result needs no further padding."""
         config = [
             (low, high, base - 1) for (low, high), base in zip(self.padding, self.base, strict=True)
         ]
         return pad_with(x, value, config)
 
     def views(self, x: Any) -> Any:
-        """Returns the windows of a padded tensor, each in a last dimension for each of `moving`."""
+        """Returns the windows of a padded tensor, in a last dimension for each of `moving`."""
         for d in self.moving:
             span = (self.sizes[d] - 1) * self.dilation[d] + 1
             x = x.unfold(d, span, self.strides[d])
@@ -91,7 +91,7 @@ def _windows(
 
 
 def lowest(dtype: torch.dtype, *, unsigned: bool = False) -> Any:
-    """Returns a bound below every number, as it is carried."""
+    """Returns a lower bound of all numbers, in the dtype that carries them."""
     if dtype is torch.bool:
         return False
     if dtype.is_floating_point:
@@ -100,7 +100,7 @@ def lowest(dtype: torch.dtype, *, unsigned: bool = False) -> Any:
 
 
 def highest(dtype: torch.dtype, *, unsigned: bool = False) -> Any:
-    """Returns a bound above every number, as it is carried."""
+    """Returns an upper bound of all numbers, in the dtype that carries them."""
     if dtype is torch.bool:
         return True
     if dtype.is_floating_point:
@@ -133,7 +133,7 @@ def reduce_window_min(x: Any, *, avals: Avals, **numbers: Any) -> Any:
 
 
 def _reduce(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
-    """Reduces windows by a named operation: `add`, `mul`, `max`, `min`, of bools `and`, `or`."""
+    """Reduces windows by a named operation: `add`, `mul`, `max`, `min`; for bools `and`, `or`."""
     if _is_empty(avals):
         return _nothing(avals)
     if x.dtype is torch.bool:
@@ -158,7 +158,7 @@ def _reduce(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
 def _extreme(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
     dtype, unsigned = x.dtype, avals.is_unsigned
     x = windows.pad(x, (lowest if kind == "max" else highest)(dtype, unsigned=unsigned))
-    if unsigned:  # the order of the unsigned is that of the signed with the first bit flipped
+    if unsigned:  # flipping the first bit maps unsigned to signed order
         x = x ^ torch.iinfo(dtype).min
     elif dtype is torch.bool:
         x = x.to(torch.uint8)
@@ -192,7 +192,7 @@ def _product(views: Any, rank: int) -> Any:
 
 
 def _pool(x: Any, windows: Windows) -> Any:
-    """Pools maxima of floats, over three dimensions at a time."""
+    """Computes maxima of floats by pooling, at most three dimensions at a time."""
     moving = windows.moving
     if any(b != 1 for b in windows.base):
         x = windows.pad(x, float("-inf"))
@@ -214,7 +214,7 @@ def _pool(x: Any, windows: Windows) -> Any:
 
 
 def _is_inner(windows: Windows, d: int) -> bool:
-    """Returns whether torch's pooling takes the padding of a dimension."""
+    """Returns whether torch's pooling supports the padding of a dimension."""
     low, high = windows.padding[d]
     return isinstance(low, int) and are_equal(low, high) and 0 <= low <= windows.sizes[d] // 2
 
@@ -273,7 +273,7 @@ def _sum(x: Any, windows: Windows) -> Any:
                 a, sizes, strides, padding, divisor_override=1
             ),
         )
-    if len(moving) == 1:  # torch's for one dimension always divides
+    if len(moving) == 1:  # torch's pooling of one dimension always divides
 
         def along(a: Any) -> Any:
             average = torch.nn.functional.avg_pool2d(
@@ -330,7 +330,7 @@ def reduce_window(
 
 
 def _is_neutral(kind: str, start: Any, dtype: torch.dtype, avals: Avals) -> bool:
-    """Returns whether an initial value is surely neutral."""
+    """Returns whether an initial value is provably neutral."""
     if start.node.target is not torch.full:
         return False
     neutral = {"add": 0, "or": False, "mul": 1, "and": True}
@@ -340,7 +340,7 @@ def _is_neutral(kind: str, start: Any, dtype: torch.dtype, avals: Avals) -> bool
 
 
 def _in_turn(xs: Any, starts: Any, graph: Graph, windows: Windows) -> tuple[Any, ...]:
-    """Reduces windows element by element, in their order."""
+    """Reduces windows element by element, in order."""
     count = product(windows.sizes)
     if count > _MOST_IN_TURN:
         raise ConversionError(
@@ -369,7 +369,7 @@ def _in_turn(xs: Any, starts: Any, graph: Graph, windows: Windows) -> tuple[Any,
 def select_and_scatter_add(
     source: Any, x: Any, *, select_prim: str, avals: Avals, **numbers: Any
 ) -> Any:
-    """Adds each element of the source at the largest, or smallest, element of its window."""
+    """Adds each element of the source to the largest, or smallest, element of its window."""
     windows = _windows(x.ndim, **numbers)
     if _is_empty(avals) or 0 in source.shape:
         return _nothing(avals)
