@@ -27,8 +27,8 @@ def operations(
     ]
     device = torch.device("meta" if any(x.is_meta for _, x in named) else "cpu")
     given, options = pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), (args, {**kwargs}))
-    ways: list[Any] = [FakeTensorMode(allow_non_fake_inputs=True), contextlib.nullcontext()]
-    for at, without_memory in enumerate(ways):
+    contexts: list[Any] = [FakeTensorMode(allow_non_fake_inputs=True), contextlib.nullcontext()]
+    for at, without_memory in enumerate(contexts):
         tracing = _Operations()
         for name, tensor in named:
             tracing.add(name, "weight", [tensor])

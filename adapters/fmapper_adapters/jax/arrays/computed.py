@@ -36,11 +36,11 @@ class Computed(Compute):
         sharding = array.sharding
         if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
             return super().domain(array)
-        ours = sharding.mesh.devices.flat
-        is_near = ours[0].platform == "cpu" and sharding.is_fully_addressable
-        if is_near or sharding.memory_kind not in (None, devices.usual_memory(ours[0])):
+        mesh_devices = sharding.mesh.devices.flat
+        is_near = mesh_devices[0].platform == "cpu" and sharding.is_fully_addressable
+        if is_near or sharding.memory_kind not in (None, devices.usual_memory(mesh_devices[0])):
             return ""
-        return f"devices {[device.id for device in ours]}"
+        return f"devices {[device.id for device in mesh_devices]}"
 
     def compile_for(
         self, run: Callable[[Sequence[Any]], tuple[list[Any], list[Any]]], like: Sequence[Any]

@@ -29,14 +29,14 @@ class Routes:
         self._possible = all(users[i].is_array() for i in self._arrays) and all(
             child.kind == "leaf" for part in program.in_spec.children for child in part.children
         )
-        self._known: dict[Any, tuple[int | str, ...]] = {}
+        self._routes: dict[Any, tuple[int | str, ...]] = {}
 
     def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """Finds the arrays among the arguments by a cached route; None if there is none."""
-        if not self._known:
+        if not self._routes:
             return None
         try:
-            route = self._known.get(_call_kind(args, kwargs))
+            route = self._routes.get(_call_kind(args, kwargs))
         except TypeError:  # an argument without a hash, such as a list
             return None
         if route is None:
@@ -56,7 +56,7 @@ class Routes:
         )
         route = [leaves[i] for i in self._arrays]
         if all(isinstance(place, _Place) for place in route):
-            self._known[_call_kind(args, kwargs)] = tuple(place.at for place in route)
+            self._routes[_call_kind(args, kwargs)] = tuple(place.at for place in route)
 
 
 class _Place:

@@ -51,9 +51,9 @@ def _loss(array: Any, where: str) -> str:
     return _message(where, str(values[lost][0])) if lost.any() else ""
 
 
-def _message(where: str, what: str) -> str:
+def _message(where: str, value: str) -> str:
     return (
-        f"{where}: {what} does not fit into JAX's 32-bit integers. Set "
+        f"{where}: {value} does not fit into JAX's 32-bit integers. Set "
         'jax.config.update("jax_enable_x64", True), or use a smaller number.'
     )
 

@@ -105,9 +105,9 @@ class Lifted:
         new = [n for n in after if n not in self.arrays and n not in self.aliases]
         gone = [n for n in (*self.arrays, *self.aliases) if n not in after]
         if new or gone:
-            what = f"makes {', '.join(new)}" if new else f"removes {', '.join(gone)}"
+            action = f"makes {', '.join(new)}" if new else f"removes {', '.join(gone)}"
             raise ConversionError(
-                f"a call {what}, but the variables of a model must exist before it is converted. "
+                f"a call {action}, but the variables of a model must exist before it is converted. "
                 f"Call the model once first, create them in the constructor, or return the values"
             )
         for name, first in self.aliases.items():

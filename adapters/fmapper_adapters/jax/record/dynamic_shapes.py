@@ -67,7 +67,7 @@ def trace_sizes(trace: Trace, examples: Examples, dynamic_shapes: Any) -> Traced
     if dynamic_shapes is None:
         return Traced(trace(shapes))
     if isinstance(dynamic_shapes, str) and dynamic_shapes == "auto":
-        options = (getattr(dynamic_shapes, what, {}) for what in ("fixed", "names"))
+        options = (getattr(dynamic_shapes, attribute, {}) for attribute in ("fixed", "names"))
         return _auto(trace, shapes, *options)
     bounds: Symbols = {}
     texts = _Texts(bounds).of(examples, dynamic_shapes)
@@ -322,7 +322,7 @@ def _finite(high: Any) -> int | None:
 # --- auto -----------------------------------------------------------------------------------------
 
 
-def _auto(trace: Trace, shapes: list[Any], decided: Places, said: Places) -> Traced:
+def _auto(trace: Trace, shapes: list[Any], decided: Places, given: Places) -> Traced:
     """Makes every size vary that can: all at once, else one by one, first dimensions first.
 
     If the code requires it, a size that two inputs have in common is one size.
@@ -331,7 +331,7 @@ def _auto(trace: Trace, shapes: list[Any], decided: Places, said: Places) -> Tra
         trace: Returns the jaxpr for shapes.
         shapes: The shapes of the examples.
         decided: Dimensions that cannot vary -> the reason; empty if it was reported before.
-        said: Names of dimensions to try first, from another recording.
+        given: Names of dimensions to try first, from another recording.
     """
     fixed = trace(shapes)  # first reports what is wrong with the examples themselves
     reasons = [(i, d, why) for (i, d), why in decided.items() if why]
@@ -344,11 +344,11 @@ def _auto(trace: Trace, shapes: list[Any], decided: Places, said: Places) -> Tra
     sizes = {n: _letter(i) for i, n in enumerate(dict.fromkeys(
         shapes[i].shape[d] for i, d in places))}  # fmt: skip
     shared = {place: sizes[shapes[place[0]].shape[place[1]]] for place in places}
-    for names in (said, distinct, shared):
+    for names in (given, distinct, shared):
         if not names:
             continue
         try:
-            traced = _try_dims(trace, shapes, names, deep=names is said)
+            traced = _try_dims(trace, shapes, names, deep=names is given)
         except ConversionError:  # the code fixes one of them
             continue
         traced.fixed += reasons

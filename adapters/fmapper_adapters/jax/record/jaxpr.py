@@ -59,9 +59,9 @@ class Reader:
         self.stacks = stacks
         self.constants: dict[str, Any] = {}
         self.parts = parts
-        self._found: dict[str, Any] = {}
+        self._arrays: dict[str, Any] = {}
         self.equations: dict[str, Any] = {}
-        self._own: dict[Any, tuple[Graph, Graph | str]] = {}
+        self._functions: dict[Any, tuple[Graph, Graph | str]] = {}
 
     def root(self, closed: Any, names: Sequence[str]) -> Graph:
         """Makes the graph of a closed jaxpr, whose inputs are `names`, then the constants."""
@@ -102,8 +102,8 @@ class Reader:
         """
         key = (function.name, order, function.taken, str(function.body))
         at = key if function.is_own else None
-        if at in self._own:
-            return (*self._own[at], [], [])
+        if at in self._functions:
+            return (*self._functions[at], [], [])
         body, held = self.inner(function.body, None, function.names)
         backward: Graph | str = "it was recorded up to the second derivative"
         more: list[Any] = []
@@ -117,16 +117,16 @@ class Reader:
                 except _Surroundings as reason:
                     backward = str(reason)
         if at is not None and not held and not more:
-            self._own[at] = body, backward
+            self._functions[at] = body, backward
         return body, backward, held, more
 
     def constant(self, array: Any) -> str:
         """Returns the name of an array that the code of the outermost graph holds."""
-        for name, other in self._found.items():
+        for name, other in self._arrays.items():
             if other is array:
                 return name
         name = f"constant_{len(self.constants)}"
-        self._found[name] = array
+        self._arrays[name] = array
         is_view = isinstance(array, np.ndarray) and array.base is not None
         self.constants[name] = array.copy() if is_view else array  # constants have no ties
         return name

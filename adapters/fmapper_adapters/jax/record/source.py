@@ -51,8 +51,8 @@ def modes(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[
     """Returns the value of each mode field and mode argument: True for training."""
     if getattr(type(model), "is_converted_model", False) is True:
         return {}
-    said = train_flags.modes_of_call(_flags_of(model, args), args, kwargs)
-    return {**Lifted(*_roots(model)).modes, **said}
+    flags = train_flags.modes_of_call(_flags_of(model, args), args, kwargs)
+    return {**Lifted(*_roots(model)).modes, **flags}
 
 
 def evaluate(

@@ -123,8 +123,8 @@ def has_survived(old: torch.Tensor, new: torch.Tensor) -> bool:
     if old.is_complex() and not new.is_complex():
         return not bool(old.imag.any()) and has_survived(old.real, new)
     if new.is_complex():
-        was = old if old.is_complex() else torch.complex(old, torch.zeros_like(old))
-        return has_survived(was.real, new.real) and has_survived(was.imag, new.imag)
+        source = old if old.is_complex() else torch.complex(old, torch.zeros_like(old))
+        return has_survived(source.real, new.real) and has_survived(source.imag, new.imag)
     if new.element_size() == 1:  # torch saturates to float8 instead of making infinities
         wide = old.float() if old.element_size() <= 2 else old
         if torch.finfo(new.dtype).min > 0 and bool((wide <= 0).any()):

@@ -63,9 +63,9 @@ def why_not(kind: str) -> str | None:
     words = kind.upper(), getattr(torch.version, kind, None)
     if torch.version.hip is not None:  # AMD's devices are called cuda, too
         words = "ROCm", torch.version.hip
-    what = " ".join(filter(None, words))
+    build = " ".join(filter(None, words))
     reason = _what_the_driver_says(kind)
-    return f"torch was built for {what}, but finds no driver or no device: {reason}"
+    return f"torch was built for {build}, but finds no driver or no device: {reason}"
 
 
 def check_fork(device: Device) -> None:

@@ -170,9 +170,9 @@ def _send_up(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
         sizes = [part.numel() for part in flat]
         piece = pieces.allocate(flat[0].new_empty(sum(sizes), device="meta"))
         torch.cat(flat, out=piece)
-        there = torch.empty_like(piece, device=pieces.device)
-        pieces.start(there, piece)
-        torch.split_with_sizes_copy(there, sizes, out=[_flat(result) for result in results])
+        staged = torch.empty_like(piece, device=pieces.device)
+        pieces.start(staged, piece)
+        torch.split_with_sizes_copy(staged, sizes, out=[_flat(result) for result in results])
         return
     ((source,), (result,)) = sources, results
     if source.is_pinned() and _is_dense(source) and not _is_lazy(source):
@@ -188,11 +188,11 @@ def _send_up(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
 def _send_down(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
     pieces.must_wait = True
     if sources[0].nbytes <= SMALL:
-        there = torch.cat([_flat(_dense(source)) for source in sources])
-        piece = pieces.allocate(there)
+        staged = torch.cat([_flat(_dense(source)) for source in sources])
+        piece = pieces.allocate(staged)
         flat = [_flat(result) for result in results]
         sizes = [part.numel() for part in flat]
-        pieces.start(piece, there, partial(torch.split_with_sizes_copy, piece, sizes, out=flat))
+        pieces.start(piece, staged, partial(torch.split_with_sizes_copy, piece, sizes, out=flat))
         return
     ((source,), (result,)) = sources, results
     for block, place in _blocks(source, result):

@@ -46,18 +46,18 @@ def hand_over(tensors: Sequence[torch.Tensor]) -> Callable[[], object] | None:
     that they are used there too; otherwise it could reuse their memory while the GPU still reads
     it.
     """
-    there = [tensor for tensor in tensors if tensor.device.type not in ("cpu", "meta")]
-    if not there:
+    on_devices = [tensor for tensor in tensors if tensor.device.type not in ("cpu", "meta")]
+    if not on_devices:
         return None
     made = {
         device: torch.accelerator.current_stream(device).record_event()
-        for device in {tensor.device for tensor in there}
+        for device in {tensor.device for tensor in on_devices}
     }
 
     def receive() -> None:
         for device, event in made.items():
             torch.accelerator.current_stream(device).wait_event(event)
-        for tensor in there:
+        for tensor in on_devices:
             stream: Any = torch.accelerator.current_stream(tensor.device)
             tensor.record_stream(stream)
 

@@ -356,18 +356,18 @@ class _Piece(LazyArray):
         self.shape, self.dtype = shape, stored.dtype
         self.place = part
         self._name, self._kind = name, dtype
-        self._found: LazyArray | None = None
+        self._array: LazyArray | None = None
 
     def _open(self) -> LazyArray:
         """Returns the stored array in the piece."""
-        if self._found is None:
+        if self._array is None:
             try:
                 with self.place.file.handle() as handle:
-                    self._found = self._open_in(Archive(self.place, handle, _MOST_MEMBERS))
+                    self._array = self._open_in(Archive(self.place, handle, _MOST_MEMBERS))
             except Misfit as error:
                 path = self.place.file.path
                 raise CheckpointError(f"{path}: {show(self._name)}: {error}") from None
-        return self._found
+        return self._array
 
     def _open_in(self, archive: Archive) -> LazyArray:
         stored = archive.tree()

@@ -133,13 +133,13 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, names: Names, storages: dict[Any, StoredBytes]) -> None:
         super().__init__(io.BytesIO(data))
         self._names = names
-        self._known: dict[tuple[str, str], Any] = {}
+        self._values: dict[tuple[str, str], Any] = {}
         self._storages = storages
 
     def find_class(self, module: str, name: str) -> Any:
-        value = self._known.get((module, name))
+        value = self._values.get((module, name))
         if value is None:
-            value = self._known[module, name] = self._names(module, name)
+            value = self._values[module, name] = self._names(module, name)
         return value
 
     def persistent_load(self, pid: Any) -> StoredBytes:

@@ -75,8 +75,8 @@ class PtFile(Format):
             except RuntimeError as error:
                 reason = str(error).partition("\n")[0]
                 raise CheckpointError(f"{layout}: torch cannot write it: {reason}") from None
-        there = self.read(layout).arrays if tensors else {}
-        places = sorted((_place(there[name]), name) for name in tensors)
+        stored = self.read(layout).arrays if tensors else {}
+        places = sorted((_place(stored[name]), name) for name in tensors)
         with out.open() as file, layout.open("rb") as source:
             for offset, name in places:
                 source.seek(file.tell())

@@ -244,15 +244,15 @@ def _is_recorded() -> bool:
 
 
 def _modes() -> tuple[Hashable, ...]:
-    there = torch.accelerator.current_accelerator(check_available=False)
+    accelerator = torch.accelerator.current_accelerator(check_available=False)
     return (
         torch.is_grad_enabled(),
         here.depth > 0,
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        there is not None
-        and torch.is_autocast_enabled(there.type)
-        and torch.get_autocast_dtype(there.type),
+        accelerator is not None
+        and torch.is_autocast_enabled(accelerator.type)
+        and torch.get_autocast_dtype(accelerator.type),
     )
 
 

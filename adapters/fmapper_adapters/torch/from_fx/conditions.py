@@ -42,8 +42,8 @@ def with_plain_conditions(program: Program) -> Program:
         asserted.add((array, wanted))
         if not wanted:
             no = f"not_{call.name}"
-            what = Call(no, "aten::logical_not.default", (Ref(array),), {}, call.module)
-            calls.append(replace(what, source=call.source, result=(("bool", ()),)))
+            inverse = Call(no, "aten::logical_not.default", (Ref(array),), {}, call.module)
+            calls.append(replace(inverse, source=call.source, result=(("bool", ()),)))
             array = no
         calls.append(replace(call, args=(Ref(array), *call.args[1:])))
     given = set(refs_in(tuple(part.result for part in program.parts)))

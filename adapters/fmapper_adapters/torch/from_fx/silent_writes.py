@@ -174,11 +174,13 @@ def end_at_detach(graph: Graph, stop: Any) -> bool:
     sources: dict[Node, Node] = {node: node.args[0] for node in detached}
     writes = [(node, branches[target]) for node in order for target in _writes(node)]
     for write, branch in writes if detached else ():
-        there = [node for node in detached if order[node] < order[write]]
+        earlier = [node for node in detached if order[node] < order[write]]
         seen, todo, last = {branch}, [branch], write
         while todo:
             current = todo.pop(0)
-            pairs = [(node, sources[node]) for node in there if branches[sources[node]] is current]
+            pairs = [
+                (node, sources[node]) for node in earlier if branches[sources[node]] is current
+            ]
             if current in sources:
                 pairs.append((sources[current], current))
             for target, source in pairs:

@@ -50,12 +50,12 @@ def with_parts(program: Program, run: order.Pass) -> Program:
         copied.get(output.name, output) if isinstance(output, Ref) else output
         for output in done.graph.outputs[count:]
     ]
-    became = dict(zip(names, left, strict=True))
+    replaced = dict(zip(names, left, strict=True))
     done.parts = tuple(
         dataclasses.replace(
             part,
-            arguments=substitute(part.arguments, became),
-            result=substitute(part.result, became),
+            arguments=substitute(part.arguments, replaced),
+            result=substitute(part.result, replaced),
         )
         for part in program.parts
     )

@@ -50,11 +50,11 @@ def _attention(
     v = call.args[1 - side]
     pairs = call.kwargs["dimension_numbers"]
     of_v: dict[int, Any] = {}
-    for mine, other in zip(
+    for dim, other in zip(
         (*pairs[0][side], *pairs[1][side]), (*pairs[0][1 - side], *pairs[1][1 - side]), strict=True
     ):
-        if mine in in_weights:
-            of_v[other] = in_weights[mine]
+        if dim in in_weights:
+            of_v[other] = in_weights[dim]
     contracted = [in_weights[i] for i in pairs[0][side] if i in in_weights]
     batched = [in_weights[i] for i in pairs[1][side] if i in in_weights]
     if contracted != [columns] or set(batched) != set(batch):

@@ -178,14 +178,14 @@ class Reader:
         (left, right), (batch, _) = call.kwargs["dimension_numbers"]
         if batch or len(left) != 1 or call.kwargs.get("precision") is not None:
             return False
-        for i, j, mine, other in ((0, 1, left, right), (1, 0, right, left)):
+        for i, j, summed, other in ((0, 1, left, right), (1, 0, right, left)):
             value, weights = call.args[i], call.args[j]
             turned = self.look.call(weights, "transpose")
             weights = weights if turned is None else turned.args[0]
             if not isinstance(weights, Ref) or weights.name not in self.constants:
                 continue
             shape = self.look.shape(value)
-            if len(self.look.shape(weights)) != 2 or mine[0] != len(shape) - 1:
+            if len(self.look.shape(weights)) != 2 or summed[0] != len(shape) - 1:
                 continue
             if i == 1 and len(shape) > 1:
                 continue  # the units come first

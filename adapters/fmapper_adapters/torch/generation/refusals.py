@@ -126,7 +126,7 @@ def _refuse_state_outside(
     logits, cache = first
     after = _Attributes(protocol)
     step: Any = protocol.step
-    want = step(logits.argmax(-1), pytree.tree_map(_copy, cache))[0]
+    expected = step(logits.argmax(-1), pytree.tree_map(_copy, cache))[0]
     _prefill_otherwise(protocol, *prompts)
     places = [place for place in places if place in _Attributes(protocol).other_than(after)]
     try:
@@ -134,7 +134,7 @@ def _refuse_state_outside(
     except (IndexError, RuntimeError):
         actual = None
     if places and (
-        actual is None or not torch.allclose(want, actual, rtol=1e-3, atol=1e-4, equal_nan=True)
+        actual is None or not torch.allclose(expected, actual, rtol=1e-3, atol=1e-4, equal_nan=True)
     ):
         module, name = places[0]
         path = next(path for path, child in protocol.named_modules() if child is module)
@@ -192,8 +192,8 @@ def _refuse_without_mask(protocol: Any, logits: Any, cache: Any) -> None:
     length = int(cache["length"])
     other = {name: _fill_from(length, name, state) for name, state in cache.items()}
     tokens = logits.argmax(-1)
-    want, actual = protocol.step(tokens, cache)[0], protocol.step(tokens, other)[0]
-    if not torch.allclose(want, actual, rtol=1e-3, atol=1e-4, equal_nan=True):
+    expected, actual = protocol.step(tokens, cache)[0], protocol.step(tokens, other)[0]
+    if not torch.allclose(expected, actual, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise ConversionError(
             f"{type(protocol.model).__name__} applies no mask to its cache in a step: in a cache "
             f"of fixed size it would attend to places that no token has taken yet. Wrap it in a "

@@ -68,9 +68,9 @@ def without_cache(model: Any, max_length: int) -> Uncached:
     tokens = torch.ones((1, _PLACES // 2), dtype=torch.int64)
     with mode(uncached, train=False), torch.no_grad():
         try:
-            want, cache = other.prefill(tokens, torch.ones_like(tokens))
+            expected, cache = other.prefill(tokens, torch.ones_like(tokens))
             actual = other.logits_at(cache["tokens"], cache["mask"], cache["length"] - 1)
-            is_causal = torch.allclose(want, actual, rtol=1e-3, atol=1e-4)
+            is_causal = torch.allclose(expected, actual, rtol=1e-3, atol=1e-4)
         except (IndexError, RuntimeError):  # no logits for each token
             is_causal = False
         if not is_causal:

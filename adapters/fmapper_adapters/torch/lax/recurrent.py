@@ -112,22 +112,22 @@ def _of_rows(call: Call, rows: Mapping[str, Any], weights: Mapping[str, Any]) ->
     if call.op != "lax::dot_general" or len(call.args) != 2 or len(set(call.args)) != 2:
         return None
     row, weight = call.args
-    (mine, theirs), (batch, _) = call.kwargs["dimension_numbers"]
+    (of_row, of_weight), (batch, _) = call.kwargs["dimension_numbers"]
     turned = isinstance(weight, Ref) and weight.name in rows
     if turned:
-        row, weight, mine, theirs = weight, row, theirs, mine
+        row, weight, of_row, of_weight = weight, row, of_weight, of_row
     if batch or not isinstance(row, Ref) or not isinstance(weight, Ref):
         return None
-    if row.name not in rows or weight.name not in weights or len(mine) != 1:
+    if row.name not in rows or weight.name not in weights or len(of_row) != 1:
         return None
     x, w = rows[row.name], weights[weight.name]
     if x.dtype is not w.dtype or x.dtype not in (torch.float32, torch.float64) or w.ndim != 2:
         return None
     if call.kwargs.get("precision") is not None or call.result[0][0] != _name(x):
         return None
-    if (turned and x.ndim != 2) or mine[0] != x.ndim - 2:
+    if (turned and x.ndim != 2) or of_row[0] != x.ndim - 2:
         return None
-    return current().call(torch.matmul, x, w if theirs[0] == 0 else w.t())
+    return current().call(torch.matmul, x, w if of_weight[0] == 0 else w.t())
 
 
 def _name(x: Any) -> str:

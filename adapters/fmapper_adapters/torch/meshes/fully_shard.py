@@ -48,8 +48,8 @@ def fully_shard(nodes: Sequence[Node], mesh: Any, asked: Mapping[Any, Sequence[s
         try:
             apply(node, mesh=mesh[axes[0] if len(axes) == 1 else tuple(axes)])
         except (TypeError, ValueError, NotImplementedError) as error:
-            said = str(error).partition("\n")[0]
-            raise PlacementError(f"{where}: torch's fully_shard refuses it: {said}") from error
+            reason = str(error).partition("\n")[0]
+            raise PlacementError(f"{where}: torch's fully_shard refuses it: {reason}") from error
     for _, _, node in nodes:
         if isinstance(node, torch.optim.Optimizer):
             _follow(node, before, mesh, {axes[-1] for axes in asked.values()})
@@ -71,10 +71,10 @@ def refill(nodes: Iterable[Any], new: Mapping[Any, Any]) -> None:
 
 def _matches(key: Any, modules: Sequence[Node], roots: Sequence[Node]) -> list[Node]:
     if key is None:
-        said = {
+        class_names = {
             name for _, _, root in roots for name in getattr(root, "_no_split_modules", ()) or ()
         }
-        matches = [node for node in modules if type(node[2]).__name__ in said]
+        matches = [node for node in modules if type(node[2]).__name__ in class_names]
         if not matches:
             raise PlacementError(
                 "these modules do not say which of their parameters are gathered together, as "
@@ -123,13 +123,13 @@ def _check_ties(units: Sequence[tuple[str, torch.nn.Module, Axes]], roots: Seque
         for path, module in root.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 full = f"{path}.{name}".strip(".")
-                mine = owner.get(id(module), where)
-                other, first = seen.setdefault(id(parameter), (mine, full))
-                if other != mine:
+                current = owner.get(id(module), where)
+                other, first = seen.setdefault(id(parameter), (current, full))
+                if other != current:
                     raise PlacementError(
                         f"{first} and {full} are the same parameter, but fsdp= gathers it with "
-                        f"{other} and with {mine}, which unties it. Leave one of them out, so that "
-                        "both are in one unit."
+                        f"{other} and with {current}, which unties it. Leave one of them out, so "
+                        "that both are in one unit."
                     )
 
 

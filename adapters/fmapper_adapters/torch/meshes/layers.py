@@ -279,13 +279,15 @@ def _output_padding(layer: Any, sizes: Sequence[int], wanted: Sequence[int]) -> 
     """
     extra = []
     settings = (layer.stride, layer.padding, layer.dilation, layer.kernel_size)
-    for size, want, stride, padding, dilation, kernel in zip(sizes, wanted, *settings, strict=True):
+    for size, target, stride, padding, dilation, kernel in zip(
+        sizes, wanted, *settings, strict=True
+    ):
         least = (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1
-        if not least <= want < least + stride:
+        if not least <= target < least + stride:
             raise ValueError(
-                f"output_size has {want}; it can be from {least} to {least + stride - 1} there"
+                f"output_size has {target}; it can be from {least} to {least + stride - 1} there"
             )
-        extra.append(want - least)
+        extra.append(target - least)
     return extra
 
 

@@ -135,10 +135,10 @@ def lstm(
     is_one = x.ndim == 2
     x = x.flip(0) if reverse else x
     c, h = (y[None, None] if is_one else y[None] for y in (carry[cell], carry[1 - cell]))
-    ours = [weights[0], weights[1], weights[2], torch.zeros_like(weights[2])]
+    all_weights = [weights[0], weights[1], weights[2], torch.zeros_like(weights[2])]
     states, last_h, last_c = torch.lstm(
-        x[:, None] if is_one else x, (h, c), ours, True, 1, 0.0, torch.is_grad_enabled(), False,
-        False,
+        x[:, None] if is_one else x, (h, c), all_weights, True, 1, 0.0, torch.is_grad_enabled(),
+        False, False,
     )  # fmt: skip
     states = states[:, 0] if is_one else states
     last = [y[0, 0] if is_one else y[0] for y in (last_c, last_h)]

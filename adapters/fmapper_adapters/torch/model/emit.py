@@ -89,8 +89,8 @@ class VaryingSize(fx.Proxy):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, VaryingSize):
             return False
-        mine, theirs = (size.node.meta.get("val") for size in (self, other))
-        return isinstance(mine, torch.SymInt) and str(mine) == str(theirs)
+        left, right = (size.node.meta.get("val") for size in (self, other))
+        return isinstance(left, torch.SymInt) and str(left) == str(right)
 
     def __ne__(self, other: object) -> bool:
         return not self == other

@@ -144,9 +144,9 @@ def _fast(options: Any, q: Tensor, k: Tensor, v: Tensor, *given: Tensor) -> Tens
     added = given[0] if given else None
     if is_masked:
         # As in JAX, a row that is masked everywhere gives the mean, and has no gradient.
-        some = given[0].any(-1, keepdim=True)
-        q = torch.where(some, q, 0.0)
-        added = torch.logical_or(given[0], torch.logical_not(some))
+        visible = given[0].any(-1, keepdim=True)
+        q = torch.where(visible, q, 0.0)
+        added = torch.logical_or(given[0], torch.logical_not(visible))
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)
 
 

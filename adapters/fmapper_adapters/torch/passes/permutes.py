@@ -19,7 +19,7 @@ def cancel_permutes(program: Program) -> Program:
     made = {call.name: call for call in graph.calls}
     fixed = _find_fixed(graph.calls)
     passed = {*refs_in(tuple((part.arguments, part.result) for part in program.parts))}
-    became: dict[str, Ref] = {}
+    replaced: dict[str, Ref] = {}
     for call in graph.calls:
         before = made.get(call.args[0].name) if call.op == _PERMUTE else None
         if before is None or before.op != _PERMUTE or not _undo(before, call):
@@ -28,17 +28,17 @@ def cancel_permutes(program: Program) -> Program:
             continue  # what a submodule is given, or gives, has its dimensions in its own order
         source = before.args[0]
         if not fixed & {call.name, before.name, source.name}:
-            became[call.name] = became.get(source.name, source)
-    if not became:
+            replaced[call.name] = replaced.get(source.name, source)
+    if not replaced:
         return program
     calls = [
         dataclasses.replace(
-            call, args=substitute(call.args, became), kwargs=substitute(call.kwargs, became)
+            call, args=substitute(call.args, replaced), kwargs=substitute(call.kwargs, replaced)
         )
         for call in graph.calls
-        if call.name not in became
+        if call.name not in replaced
     ]
-    outputs = substitute(graph.outputs, became)
+    outputs = substitute(graph.outputs, replaced)
     used = {*refs_in(outputs)} | fixed
     kept = []
     for call in reversed(calls):

@@ -138,8 +138,8 @@ def _ties(model: Any, outputs: Mapping[str, Any], state: Mapping[str, Any]) -> d
         groups.setdefault(_identity(model, name), []).append(name)
     ties = {}
     for names in groups.values():
-        there = [name for name in names if name in outputs]
-        ties.update({name: there[0] for name in names if there and name not in outputs})
+        present = [name for name in names if name in outputs]
+        ties.update({name: present[0] for name in names if present and name not in outputs})
     return ties
 
 

@@ -76,7 +76,7 @@ def _message(
     """Returns the message, and whether torch's error should be shown as its cause."""
     text = f"{type(error).__name__}: {error}"
     name = type(module).__name__
-    remedies = [what for signs, what in _REMEDIES if any(sign in text for sign in signs)]
+    remedies = [advice for signs, advice in _REMEDIES if any(sign in text for sign in signs)]
     call_error = None if remedies else _error_of_call(module, args, kwargs)
     if call_error is not None:
         at = module_of(module, call_error)
@@ -102,9 +102,9 @@ def _message(
 
 def _line_of(error: Exception) -> str:
     """Returns the innermost line of the user's code that an error came through, with its text."""
-    ours = (os.path.dirname(torch.__file__) + os.sep, _OWN, "<")
+    prefixes = (os.path.dirname(torch.__file__) + os.sep, _OWN, "<")
     frames = traceback.extract_tb(error.__traceback__)
-    of_user = [frame for frame in frames if not frame.filename.startswith(ours)]
+    of_user = [frame for frame in frames if not frame.filename.startswith(prefixes)]
     return f"{of_user[-1].filename}:{of_user[-1].lineno}: {of_user[-1].line}" if of_user else ""
 
 

@@ -54,8 +54,8 @@ def find_meanings(
     finally:
         for handle in handles:
             handle.remove()
-        for part, was in modes:
-            part.training = was
+        for part, training in modes:
+            part.training = training
     return meanings
 
 
@@ -103,9 +103,9 @@ def _call(
     return [leaf for leaf in fleaves(given) if isinstance(leaf, torch.Tensor)]
 
 
-def _is_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    return len(some) == len(others) > 0 and all(
+def _is_same(outputs: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return len(outputs) == len(others) > 0 and all(
         output.shape == other.shape
         and torch.allclose(output.float(), other.float(), rtol=1e-4, atol=1e-6)
-        for output, other in zip(some, others, strict=True)
+        for output, other in zip(outputs, others, strict=True)
     )

@@ -213,16 +213,16 @@ def _optimizer_for(
 ) -> torch.optim.Optimizer:
     """Returns the optimiser for a copy of a module."""
     if isinstance(optimizer, torch.optim.Optimizer):
-        ours = {id(p): name for name, p in original.named_parameters()}
+        names = {id(p): name for name, p in original.named_parameters()}
         parameters = dict(model.named_parameters())
         held = [p for group in optimizer.param_groups for p in group["params"]]
-        foreign = [p for p in held if id(p) not in ours]
+        foreign = [p for p in held if id(p) not in names]
         if foreign:
             raise ConversionError(
                 f"{type(optimizer).__name__} holds {len(foreign)} parameters that "
                 f"{type(original).__name__} does not have. Pass the optimizer of this very model."
             )
-        memo: dict[int, Any] = {id(p): parameters[ours[id(p)]] for p in held}
+        memo: dict[int, Any] = {id(p): parameters[names[id(p)]] for p in held}
         copied: torch.optim.Optimizer = copy.deepcopy(optimizer, memo)
         for name, value in vars(optimizer).items():  # which a copy of an optimizer leaves out
             if name not in vars(copied) and not hasattr(type(copied), name):

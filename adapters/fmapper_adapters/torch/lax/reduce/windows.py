@@ -52,7 +52,7 @@ class Windows:
     def moving(self) -> list[int]:
         """The dimensions in which windows are not single adjacent elements."""
         return [
-            d for d, what in enumerate(zip(self.sizes, self.strides, strict=True)) if what != (1, 1)
+            d for d, pair in enumerate(zip(self.sizes, self.strides, strict=True)) if pair != (1, 1)
         ]
 
     def pad(self, x: Any, value: Any) -> Any:
@@ -220,7 +220,7 @@ def _is_inner(windows: Windows, d: int) -> bool:
 
 
 def _pool_over(x: Any, part: list[int], windows: Windows, padding: list[int]) -> Any:
-    chosen = [[what[d] for d in part] for what in (windows.sizes, windows.strides)]
+    chosen = [[settings[d] for d in part] for settings in (windows.sizes, windows.strides)]
     dilation = [windows.dilation[d] for d in part]
     pool = _MAX_POOL[len(part)]
     return _over_last(x, part, lambda a: pool(a, *chosen, padding, dilation))

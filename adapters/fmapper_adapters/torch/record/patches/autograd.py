@@ -161,9 +161,9 @@ def _traced_grad_mode() -> Iterator[bool]:
     """
     mode = get_proxy_mode()
     nodes = () if mode is None else reversed(mode.tracer.graph.nodes)
-    said = (node.args[0] for node in nodes if _private.is_set_grad_enabled(node.target))
+    flags = (node.args[0] for node in nodes if _private.is_set_grad_enabled(node.target))
     before = torch.is_grad_enabled()
-    enabled = bool(next(said, True))
+    enabled = bool(next(flags, True))
     _private.set_grad_enabled(enabled)
     try:
         yield enabled
@@ -203,7 +203,8 @@ def _forward(
             for y, has_gradient in zip(outputs, grows, strict=True)
         ]
         outputs = [
-            was.copy_(y) if id(was) in changed else y for was, y in zip(given, outputs, strict=True)
+            source.copy_(y) if id(source) in changed else y
+            for source, y in zip(given, outputs, strict=True)
         ]
     return tuple(outputs) if isinstance(results, tuple | list) else outputs[0]
 

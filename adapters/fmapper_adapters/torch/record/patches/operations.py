@@ -320,9 +320,9 @@ def _is_changed_behind_gradients(func: Any, args: Any) -> bool:
     return is_in_place and getattr(args[0], "is_data_of_computed", False)
 
 
-def _behind_gradients(what: str) -> packed.Refused:
+def _behind_gradients(operation: str) -> packed.Refused:
     return packed.Refused(
-        f"{what} modifies a computed value without updating its gradient, which JAX cannot "
+        f"{operation} modifies a computed value without updating its gradient, which JAX cannot "
         "represent. State the gradient explicitly: x + (new - x).detach() has the values of new "
         "and the gradient of x."
     )

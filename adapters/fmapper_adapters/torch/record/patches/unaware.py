@@ -28,19 +28,18 @@ class _Never:
 @contextlib.contextmanager
 def tell_nothing() -> Iterator[None]:
     """Hides the recording from all code but torch's own."""
-    asked = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
-    fakes: Any = (
-        _private.get_fakes()
-    )  # where libraries find the class of the tensors of a recording
+    functions = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
+    # Libraries find the class of the tensors of a recording there.
+    fakes: Any = _private.get_fakes()
     kind = type(fakes)
     try:
-        for name, function in asked.items():
+        for name, function in functions.items():
             setattr(torch.compiler, name, _answer_only_torch(function))
         fakes.__class__ = _Module
         yield
     finally:
         fakes.__class__ = kind
-        for name, function in asked.items():
+        for name, function in functions.items():
             setattr(torch.compiler, name, function)
 
 

@@ -51,9 +51,9 @@ def question_at(frame: types.FrameType) -> Question | None:
     for node in ast.walk(tree):
         if not isinstance(node, ast.If) or not _has_line(node.test, frame.f_lineno):
             continue
-        if (asked := _question(node.test)) is None or node.orelse:
+        if (question := _question(node.test)) is None or node.orelse:
             return None
-        name, is_mask, answer = asked
+        name, is_mask, answer = question
         statements = node.body if answer else _rest_of_iteration(tree, node)
         if not statements:
             return None

@@ -246,5 +246,5 @@ def _are_all(counts: Any) -> bool:
     return same and len(counts) == first.counts.shape[0]
 
 
-def _refuse(what: Any) -> NoReturn:
-    raise NotProved(f"{getattr(what, '__name__', what)} is applied to a part of the rows")
+def _refuse(operation: Any) -> NoReturn:
+    raise NotProved(f"{getattr(operation, '__name__', operation)} is applied to a part of the rows")
