@@ -1,4 +1,4 @@
-"""The names that rules match where a tree is a bundle, such as a model with its optimizer state."""
+"""Names of arrays in bundles, such as a model with its optimizer state, for rules to match."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Keys = tuple[object, ...]
 
 
 def names_in_bundle(tree: Any) -> dict[str, str]:
-    """Returns the names of arrays without the indices that are not in the model; only these.
+    """Returns the names that change when indices outside the model are removed.
 
     A moment of an optimizer has the name and the shape of its parameter, below a path in another
-    item of the bundle. The indices in that path number transformations, not layers, and neither
-    does the index of the model in a tuple.
+    item of the bundle. The indices in that path number transformations, not layers; nor does the
+    index of the model in a tuple.
 
     Examples:
         >>> import numpy as np
@@ -51,7 +51,7 @@ def names_in_bundle(tree: Any) -> dict[str, str]:
         return {}
     named = {}
     for (keys, text, _), split in zip(places, outer, strict=True):
-        inner = 1 if keys[0] in models else _leading_indices(keys)  # of the model, or a count
+        inner = 1 if keys[0] in models else _leading_indices(keys)  # the model's, or a count
         end = inner if split is None else split
         kept = [name for i, name in enumerate(text) if i >= end or not _is_index(keys[i])]
         if len(kept) < len(text):

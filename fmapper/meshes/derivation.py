@@ -1,4 +1,4 @@
-"""Derives rules from a program: the dimensions to shard with the least communication."""
+"""Derives sharding rules with little communication from a program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fmapper.meshes.dimensions import DimensionRule, Dimensions, Group
 from fmapper.meshes.layout import BATCH, Axes, mesh_sizes, read_names
 from fmapper.programs.program import Call, Program
 
-_SMALL = 2  # parameters of fewer dimensions, which do not pay for what is sent
+_SMALL = 2  # parameters of fewer dimensions do not justify the communication
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Traffic:
     """The predicted communication between devices in a forward pass of a program.
 
     Attributes:
-        sums: The places in the model where parts are added up between devices, one for each time.
-        gathers: The parameters that are gathered before use, and the places that need an array
-            whole that is divided.
-        moves: The places where parts change hands, since an array holds several side by side that
-            the framework of the model cannot divide each by itself.
+        sums: The places in the model where partial results are summed over devices, once per sum.
+        gathers: The parameters that are gathered before use, and the places that need a divided
+            array whole.
+        moves: The places where shards are exchanged, because the framework cannot divide each of
+            several packed arrays separately.
     """
 
     sums: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Traffic:
     moves: tuple[str, ...] = ()
 
     def __add__(self, other: Traffic) -> Traffic:
-        """Returns the traffic of two programs."""
+        """Returns the combined traffic of two programs."""
         return Traffic(
             self.sums + other.sums, self.gathers + other.gathers, self.moves + other.moves
         )
@@ -45,28 +45,28 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Derivation(Traffic):
-    """The axes that were derived from a program, and what devices send with them.
+    """The axes that were derived from a program, and the resulting communication.
 
     Attributes:
-        axes: For each parameter an axis for each dimension: `tensor`, `expert`, `zero` or None.
+        axes: For each parameter the axis of each dimension: `tensor`, `expert`, `zero` or None.
     """
 
     axes: dict[str, Axes] = field(default_factory=dict)
 
 
 def derive(model: Any, mesh: Any, *, names: Mapping[str, Any] | None = None) -> Derivation:
-    """Derives rules for `shard` from what a model computes.
+    """Derives rules for `shard` from the program of a model.
 
-    `shard(model, mesh, "derive")` takes them as they are. The names are those of the model that was
-    converted, so that the rules hold for that, too.
+    `shard(model, mesh, "derive")` applies them directly. The names are those of the model that was
+    converted, so that the rules apply to that model, too.
 
     Args:
         model: A converted model, or a `Program`.
         mesh: A mesh, or the sizes of its axes: `{"data": 8, "model": 4}`.
-        names: What the words `tensor`, `expert` and `zero` mean on it, as for `shard`.
+        names: The mesh axes that `tensor`, `expert` and `zero` stand for, as for `shard`.
 
     Raises:
-        PlacementError: The model has no program, or a name means an axis that there is not.
+        PlacementError: The model has no program, or a name stands for an axis that the mesh lacks.
 
     Examples:
         >>> import fmapper, torch
@@ -101,7 +101,7 @@ def program_of(model: Any) -> Program | None:
 
 
 def packed_arrays(node: Any) -> list[tuple[str, Any, Packed]]:
-    """Returns the arrays of a node in which several lie side by side: name, array, how."""
+    """Returns the arrays of a node that pack several side by side: name, array, and packing."""
     return [packing for adapter in adapters(Nodes) for packing in adapter.packings(node)]
 
 
@@ -113,18 +113,19 @@ def traffic(
     *,
     gathered: Collection[str] = (),
 ) -> Traffic:
-    """Predicts what a program sends where its parameters are divided.
+    """Predicts the communication of a program with divided parameters.
 
-    A dimension that one parameter has divided is divided in all that lie beside it. A sum over it
-    is made in parts, which are added up; a call that needs it whole has it gathered. Along axes
-    that divide the batch nothing else can be divided, so that parameters are gathered there.
+    If one parameter divides a dimension, all arrays that share the dimension are divided. A sum
+    over it is computed in parts, which are added up; before a call that needs it whole it is
+    gathered. Axes that divide the batch cannot divide anything else, so that parameters are
+    gathered along them.
 
     Args:
         program: The program.
         specs: The axes that divide each dimension of the parameters, by name.
         mesh: The sizes of the axes of the mesh.
-        packed: The names of parameters that hold several arrays, each divided by itself.
-        gathered: Axes that divide the batch, besides those with a name of `BATCH`.
+        packed: The names of parameters that pack several arrays, each divided separately.
+        gathered: Axes that divide the batch, besides those named in `BATCH`.
     """
     batch = {*BATCH, *gathered}
     dimensions = Dimensions(program, _rule)
@@ -152,7 +153,7 @@ def _place(call: Call) -> str:
 
 
 def _apart(dimensions: Dimensions, parts: int, packed: Collection[str]) -> set[str]:
-    """Returns the calls that take apart what is divided each by itself, where nothing moves."""
+    """Returns the calls that unpack separately divided arrays, which needs no communication."""
     return {
         name
         for packing in (dimensions.packings() if packed else ())
@@ -164,18 +165,19 @@ def _apart(dimensions: Dimensions, parts: int, packed: Collection[str]) -> set[s
 def derive_axes(program: Program, parts: Mapping[str, int]) -> dict[str, Axes]:
     """Divides the parameters of a program with little communication.
 
-    Where two products follow each other, with nothing between them that needs a row as a whole, the
-    first is divided by its outputs and the second by its inputs, as Megatron-LM does
-    (https://arxiv.org/abs/1909.08053): the parts of the result are added up once. That holds for
-    the heads of an attention, the features between the layers of a perceptron or two convolutions,
-    and the rows of embeddings and heads. Of experts each device gets some.
+    If two matrix products follow each other, and nothing between them needs whole rows, the first
+    is divided by its outputs and the second by its inputs, as in Megatron-LM
+    (https://arxiv.org/abs/1909.08053): the partial results are added up once. This applies to the
+    heads of an attention, the features between the layers of a perceptron or two convolutions, and
+    the rows of embeddings and output heads. Experts are distributed over the devices.
 
     Args:
         program: The program.
-        parts: Into how many parts the axes `tensor`, `expert` and `zero` divide; 1 for none.
+        parts: The number of parts for each of `tensor`, `expert` and `zero`; 1 if there is no such
+            axis.
 
     Returns:
-        For each parameter an axis for each dimension: `tensor`, `expert`, `zero` or None.
+        For each parameter the axis of each dimension: `tensor`, `expert`, `zero` or None.
     """
     shapes = {str(spec.target): spec.shape for spec in program.inputs if spec.kind == "parameter"}
     dimensions = Dimensions(program, _rule)
@@ -212,8 +214,8 @@ def _divides(group: Group, parts: int) -> bool:
 def _pays(group: Group, shapes: Mapping[str, tuple[int | str, ...]]) -> bool:
     """Returns whether dividing a group saves more than it sends.
 
-    A sum between devices stands against at least two matrices, one that is divided by its outputs
-    and one by its inputs; a table that rows are looked up in stands by itself.
+    One sum over devices pays off for at least two matrices, one divided by its outputs and one by
+    its inputs; a lookup table pays off alone.
     """
     matrices = [name for name in group.parameters if len(shapes[name]) >= _SMALL]
     products = len(group.sums) - len(group.lookups)
@@ -223,7 +225,7 @@ def _pays(group: Group, shapes: Mapping[str, tuple[int | str, ...]]) -> bool:
 def _rank(
     group: Group, dimensions: Dimensions, shapes: Mapping[str, tuple[int | str, ...]]
 ) -> tuple[bool, float]:
-    """Ranks groups: chains first, with the fewest numbers to send for each that they divide."""
+    """Ranks groups: chains first, then by the numbers sent per number that is divided."""
     sent = sum(
         _count(shape) * dimensions.times(call)
         for call in (*group.sums, *group.moves)
@@ -233,7 +235,7 @@ def _rank(
 
 
 def _count(shape: Iterable[int | str]) -> int:
-    """Counts the numbers of an array, for one of each size that varies."""
+    """Counts the numbers of an array, with dynamic sizes counted as 1."""
     return math.prod(n for n in shape if isinstance(n, int))
 
 

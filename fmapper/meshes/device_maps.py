@@ -1,4 +1,4 @@
-"""`device_map`: plans the device of each part of a model, for a few small devices, by bytes."""
+"""`device_map`: plans the device of each part of a model by bytes, for a few small devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class PlacedPart:
     Attributes:
         path: Its name, the start of the names of its arrays; empty for the whole model.
         device: A key of `max_memory`.
-        nbytes: Bytes that its arrays take there; what lies there already is not counted again.
+        nbytes: Bytes that its arrays take there; arrays that are already there are not counted
+            again.
     """
 
     path: str
@@ -41,14 +42,13 @@ class PlacedPart:
 class DeviceMap(Mapping[str, Any]):
     """A mapping of the parts of a model to devices; see `device_map`.
 
-    `dict(plan)` is what `device_map=` of transformers and accelerate takes. Printing it gives a
-    table.
+    Pass `dict(plan)` as `device_map=` to transformers and accelerate. It prints as a table.
 
     Attributes:
         parts: The parts, in the order in which they are used.
-        nbytes: Bytes that lie on each device.
-        room: Bytes of the first device that are kept free for what lies on "cpu" or "disk".
-        copies: Arrays that are tied and lie on several devices: the name, and the devices.
+        nbytes: Bytes of arrays on each device.
+        room: Bytes of the first device that are kept free for arrays from "cpu" or "disk".
+        copies: Tied arrays that are on several devices: the name, and the devices.
     """
 
     parts: tuple[PlacedPart, ...]
@@ -73,10 +73,10 @@ class DeviceMap(Mapping[str, Any]):
         return len(self.parts)
 
     def device_of(self, name: str) -> Any:
-        """Returns the device of an array, or of anything below a part, by name.
+        """Returns the device of an array or submodule by name.
 
         Raises:
-            KeyError: No part has such a name.
+            KeyError: No part contains this name.
         """
         for part in self.parts:
             if not part.path or name == part.path or name.startswith(part.path + "."):
@@ -119,24 +119,25 @@ def device_map(
 ) -> DeviceMap:
     """Plans the device of each part of a model, by bytes, before anything is loaded.
 
-    Devices are filled one after the other, with the parts in the order in which they are used: of
-    a converted model as its program says, of other ones in the order of their children. A part
-    that does not fit is divided into its children, and what does not fit then goes to the next
-    device. Where anything goes to "cpu" or "disk", the first device keeps room for the largest
-    layer. An array that is tied counts once on a device; a part whose arrays all lie on a device
-    goes there, and what then still lies on several is in `copies`.
+    Devices are filled one after the other, with the parts in order of use: that of the program for
+    a converted model, that of the children for other models. A part that does not fit is divided
+    into its children, and those that do not fit go to the next device. If anything goes to "cpu" or
+    "disk", the first device keeps room for the largest layer. A tied array counts once per device;
+    a part whose arrays are all on one device goes there, and arrays that are still on several are
+    listed in `copies`.
 
     Args:
-        model: A model, of which shapes and dtypes are looked at: a module on torch's meta device
-            and a model of `jax.ShapeDtypeStruct` will do.
+        model: A model; only shapes and dtypes matter, so a module on torch's meta device or a model
+            of `jax.ShapeDtypeStruct` is enough.
         max_memory: The bytes that weights may take on each device, as a number or as "1.5GiB" or
-            "800MB"; None for no limit. Devices are named as you like, and filled in this order;
-            "cpu" and "disk" are memory from which layers are brought to the first device.
-        no_split: Names of classes whose instances stay whole; by default what a model of
-            transformers says. A converted model has no classes: give names of parts.
-        dtype: Plans for floating-point arrays of this dtype, such as "bfloat16", not of their own.
-        ahead: How many layers are brought while the one before is computed. The first device keeps
-            room for as many more; with 0 what `offload` has on its way is smaller than a layer.
+            "800MB"; None for no limit. Devices may have any names, and are filled in this order;
+            "cpu" and "disk" are memory from which layers are fetched to the first device.
+        no_split: Names of classes whose instances stay whole; by default those that a transformers
+            model declares. A converted model has no classes: pass names of parts.
+        dtype: The dtype to assume for floating-point arrays, such as "bfloat16"; None for their
+            own.
+        ahead: How many layers to fetch while the previous one is computed. The first device keeps
+            room for as many more; with 0, `offload` fetches less than a layer at a time.
 
     Returns:
         The plan; nothing is moved.
@@ -172,11 +173,11 @@ def device_map(
 
 @dataclass
 class _Part:
-    """A part of a model: `arrays` are its own or, of an array, itself: identity -> bytes."""
+    """A part of a model: a submodule with its own arrays, or one array; identity -> bytes."""
 
     path: str
     cls: str = ""
-    arrays: dict[Any, int] = field(default_factory=dict)  # with those of all children
+    arrays: dict[Any, int] = field(default_factory=dict)  # including those of all children
     children: dict[str, _Part] = field(default_factory=dict)
 
     def size(self) -> int:
@@ -186,7 +187,7 @@ class _Part:
         return not self.children or self.cls in whole or self.path in whole
 
     def layers(self, whole: set[str]) -> Iterator[_Part]:
-        """Yields the parts that stay whole, or own arrays."""
+        """Yields the parts that stay whole or have arrays of their own."""
         if self.stays_whole(whole) or not any(c.children for c in self.children.values()):
             yield self
             return
@@ -231,7 +232,7 @@ class _Filling:
             device = self.waiting[0]
             missing = {a: n for a, n in part.arrays.items() if device not in self.on.get(a, ())}
             nbytes = sum(missing.values())
-            apart = any(a in self.on for a in missing)  # tied to what lies elsewhere
+            apart = any(a in self.on for a in missing)  # tied to arrays on other devices
             if nbytes <= self.free[device] and (stays or not apart):
                 self.free[device] -= nbytes
                 for array in missing:

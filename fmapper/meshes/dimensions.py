@@ -1,10 +1,10 @@
 """Finds equal dimensions among the arrays of a program, by its calls.
 
-Two dimensions belong together where a call takes them side by side, element for element: then
-dividing one of them divides the other, and nothing is sent. A product adds up over a dimension: if
-that is divided, the parts must be added up between devices. A call that needs a dimension as a
-whole, such as a softmax along it, says so. What a call does is looked up by its name; one that is
-not known here needs all of its dimensions whole, which costs communication and no correctness.
+Two dimensions belong together if a call combines them element by element: then dividing one of them
+divides the other, without communication. A product sums over a dimension: if that is divided, the
+partial results must be summed over devices. Some calls need a whole dimension, such as a softmax
+along it. The rule for a call is looked up by its operation; an unknown one needs all of its
+dimensions whole, which is correct but costs communication.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fmapper.programs.sizes import reshape_groups
 from fmapper.programs.treespec import Ref
 
 Dims: TypeAlias = "list[int]"
-"""A number for each dimension of an array; two numbers may be joined, and are one then."""
+"""A number for each dimension of an array; numbers of equal dimensions are joined."""
 
 DimensionRule: TypeAlias = "Callable[[Dimensions, Call, list[Any], list[Dims]], None]"
-"""Says what a call does with dimensions: takes those, the call, operands by position, results.
+"""A rule: `(dimensions, call, operands by position, results) -> None` records a call's effect.
 
-Where it raises an IndexError, TypeError or ValueError, as for a form of the operation that it does
-not know, the call counts as one that needs its operands whole.
+If it raises an IndexError, TypeError or ValueError, for example for an unknown form of the
+operation, the call is treated as needing its operands whole.
 """
 
 
@@ -35,11 +35,11 @@ class Group:
     """A group of dimensions that must be sharded alike.
 
     Attributes:
-        sizes: The sizes that they have, as heads and as features.
-        parameters: The parameters that have one of them: name -> which dimension.
-        sums: The calls that add up over it.
-        lookups: Those of them that look rows up.
-        moves: The calls that take parts of it apart, which changes where they lie.
+        sizes: Their sizes, for example in heads and in features.
+        parameters: The parameters with such a dimension: name -> index of the dimension.
+        sums: The calls that sum over it.
+        lookups: Those of them that look up rows.
+        moves: The calls that split it into parts, which then are on other devices.
         whole: The calls that need it whole.
         experts: Whether it counts experts.
     """
@@ -58,8 +58,7 @@ class Dimensions:
 
     Args:
         program: The program.
-        rule: Gives what an operation does with dimensions, by its name; None for one that nobody
-            knows.
+        rule: Returns the rule of an operation by name; None for an unknown one.
     """
 
     def __init__(self, program: Program, rule: Callable[[str], DimensionRule | None]) -> None:
@@ -71,13 +70,13 @@ class Dimensions:
         self._moves: list[tuple[int, Call]] = []
         self._whole: list[tuple[int, Call]] = []
         self._experts: list[int] = []
-        self._aligned: list[int] = []  # as _parents, but what calls cut is apart from its parts
+        self._aligned: list[int] = []  # as _parents, but without joins by cuts
         self._cuts: dict[int, list[Cut]] = {}  # by dimension
         self._steps: list[Step] = []  # of the outer graph
-        self._fixed: list[int] = []  # what is not ours to put in another order
+        self._fixed: list[int] = []  # dimensions of inputs, whose order is fixed
         self._depth = 0
         self._times = 1
-        self._repeats: dict[int, int] = {}  # by id of a call, where that is not once
+        self._repeats: dict[int, int] = {}  # by id of a call that runs more than once
         self._values: dict[str, list[Dims]] = {}
         self._parameters: dict[str, Dims] = {}
         for name, spec in zip(program.graph.inputs, program.inputs, strict=True):
@@ -94,10 +93,10 @@ class Dimensions:
         self._fixed += itertools.chain(*self._outputs)
 
     def of_outputs(self) -> list[list[dict[str, int]]]:
-        """Returns the dimensions of parameters that each dimension of each output equals.
+        """Returns the dimensions of parameters that equal each dimension of each output.
 
-        The list has an entry for each output of the program, of one dict for each dimension:
-        name of a parameter -> which dimension of it.
+        The list has an entry for each output of the program: for each dimension a dict, name of a
+        parameter -> index of the equal dimension.
         """
         equal: dict[int, dict[str, int]] = {}
         for name, dims in self._parameters.items():
@@ -106,7 +105,7 @@ class Dimensions:
         return [[equal.get(self.same(dim), {}) for dim in dims] for dims in self._outputs]
 
     def groups(self) -> list[Group]:
-        """Returns the groups of equal dimensions among those of parameters."""
+        """Returns the groups of equal dimensions that parameters have."""
         groups: dict[int, Group] = {}
         for name, dims in self._parameters.items():
             for at, dim in enumerate(dims):
@@ -131,7 +130,7 @@ class Dimensions:
         return list(groups.values())
 
     def packings(self) -> list[Packing]:
-        """Returns the parameters in which several arrays lie side by side until calls cut them."""
+        """Returns the parameters that pack several arrays, which calls cut apart."""
         fixed = [*self._fixed, *(dim for dim, _ in (*self._whole, *self._lookups))]
 
         def order(dim: int) -> int:
@@ -144,7 +143,7 @@ class Dimensions:
         """Returns the representative of the group of a dimension."""
         return _root(self._parents, dim)
 
-    # --- what calls say -------------------------------------------------------------------------
+    # --- for rules -----------------------------------------------------------------------------
 
     def join(self, a: int, b: int) -> None:
         """Joins two dimensions."""
@@ -177,16 +176,16 @@ class Dimensions:
             self._depth -= 1
 
     def times(self, call: Call) -> int:
-        """Returns how often a call runs that sums: more than once inside of a loop."""
+        """Returns how often a call runs: more than once in a loop."""
         return self._repeats.get(id(call), 1)
 
     def contract(self, a: int, b: int, call: Call) -> None:
-        """Records that a call contracts two dimensions, as a product does."""
+        """Records that a call contracts two dimensions, like a matrix product."""
         self.join(a, b)
         self.sum(a, call)
 
     def look_up(self, dim: int, call: Call) -> None:
-        """Records that a call looks rows up; devices without them add zeros."""
+        """Records that a call looks up rows; devices without them contribute zeros."""
         self._lookups.append((dim, call))
         self.sum(dim, call)
 
@@ -197,8 +196,8 @@ class Dimensions:
     def cut(self, dim: int, part: int, start: int, call: Call) -> None:
         """Records that a call takes the part of a dimension that begins at `start`.
 
-        If such parts make up the whole dimension, they are what was packed in one array, as the
-        queries, keys and values of an attention are; else the dimension is needed whole.
+        If such parts cover the whole dimension, they were packed in one array, such as the queries,
+        keys and values of an attention; otherwise the dimension is needed whole.
         """
         operand = self._dims(call.args[0])
         at = None if self._depth else operand.index(dim) - len(operand)
@@ -244,7 +243,7 @@ class Dimensions:
                 for cut in self._cuts.pop(dim):
                     self.need([dim, cut.part], cut.call)
                 continue
-            for cut in cuts:  # which are apart in `_aligned`
+            for cut in cuts:  # but not in `_aligned`
                 self._parents[self.same(dim)] = self.same(cut.part)
             self.move(dim, cuts[0].call)
 
@@ -268,7 +267,7 @@ class Dimensions:
         self._values[call.name] = results
         if not any(self._all_of(call)):
             self._fixed += itertools.chain(*results)
-            return  # made from nothing, in parts as well as whole
+            return  # without operands: each device can compute its part
         says = self._rule(call.op)
         operands = [self._dims(value) for value in call.args]
         sums = len(self._sums)
@@ -280,13 +279,13 @@ class Dimensions:
                     summed = [dim for dim, _ in self._sums[sums:]]
                     self._steps.append(Step(call, [*taken], [*given], summed))
                 return
-        except (IndexError, TypeError, ValueError):  # a form of the operation that the rule lacks
+        except (IndexError, TypeError, ValueError):  # a form that the rule does not cover
             pass
         self.need([d for dims in self._all_of(call) for d in dims], call)
         self.need([d for dims in results for d in dims], call)
 
     def _dims(self, value: Any) -> Any:
-        """Returns the dimensions of an operand; a list of those of several, None for a number."""
+        """Returns the dimensions of an operand; a list for several arrays, None for a number."""
         if isinstance(value, Ref):
             results = self._values.get(value.name, [])
             return results[0] if len(results) == 1 else None
@@ -301,7 +300,7 @@ class Dimensions:
 
 
 def _root(parents: list[int], dim: int) -> int:
-    """Returns the representative of a dimension, and shortens the way to it."""
+    """Returns the representative of a dimension, with path compression."""
     root = dim
     while parents[root] != root:
         root = parents[root]

@@ -1,6 +1,6 @@
 """Rules for the dimensions of operations: the `dims` of lowerings.
 
-The rules here serve the operations of every framework; those of single operations are in adapters.
+These rules serve operations of all frameworks; rules of single operations are in adapters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def argument(call: Call, name: str, at: int | None = None, default: Any = None) 
 
 
 def pointwise(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Aligns operands with results, as broadcasting does."""
+    """Aligns operands with results by broadcasting."""
     for operand in operands:
         for result in results:
             if operand is not None:
@@ -29,20 +29,20 @@ def pointwise(dimensions: Dimensions, call: Call, operands: list[Any], results: 
 
 
 def regroups(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Splits and merges dimensions, as a reshape does."""
+    """Splits and merges dimensions, like a reshape."""
     dimensions.regroup(operands[0], results[0], call)
 
 
 def fresh(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Makes new dimensions: only the dtype of the operand counts."""
+    """Leaves the results with new dimensions, because only the operand's dtype matters."""
 
 
 def reduces(name: str, at: int | None = None) -> DimensionRule:
     """Returns the rule of an operation that reduces dimensions.
 
     Args:
-        name: The argument that says which.
-        at: Its position, if it has one: all are reduced where it is missing or empty.
+        name: The argument with the dimensions.
+        at: Its position, if it has one. If it is missing or empty, all dimensions are reduced.
     """
 
     def rule(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
@@ -60,12 +60,12 @@ def reduces(name: str, at: int | None = None) -> DimensionRule:
 
 
 def along(name: str, at: int | None = None, default: int = -1) -> DimensionRule:
-    """Returns the rule of an operation that needs some dimensions whole, and keeps the others.
+    """Returns the rule of an operation that needs some dimensions whole and keeps the others.
 
     Args:
-        name: The argument that says which.
+        name: The argument with the dimensions.
         at: Its position, if it has one.
-        default: The dimension where it is missing.
+        default: The dimension if the argument is missing.
     """
 
     def rule(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
@@ -78,10 +78,11 @@ def along(name: str, at: int | None = None, default: int = -1) -> DimensionRule:
 
 
 def permutes(order: Callable[[Call, int], Sequence[int]]) -> DimensionRule:
-    """Returns the rule of an operation that brings dimensions into another order.
+    """Returns the rule of an operation that permutes dimensions.
 
     Args:
-        order: Gives, for a call and the number of dimensions, which of them comes at each place.
+        order: Takes a call and the number of dimensions; returns the old dimension at each
+            position.
     """
 
     def rule(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
@@ -110,7 +111,7 @@ def keep_but(
 
 
 def _arrays(operands: list[Any]) -> Iterator[Dims]:
-    """Yields the dimensions of operands, of which one may be several arrays."""
+    """Yields the dimensions of the operands, some of which are lists of arrays."""
     for operand in operands:
         if operand and isinstance(operand[0], int):
             yield operand

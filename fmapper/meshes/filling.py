@@ -1,4 +1,4 @@
-"""Divides the values that a tree without values is filled with, as they are read."""
+"""Divides values among devices while they are loaded into a tree without values."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ T = TypeVar("T")
 
 
 class Placer:
-    """A function of an old array and its new values, which gives the array that takes its place.
+    """A function of an old array and its new values that returns the replacement.
 
-    Of values in a file, the parts that belong here are read and nothing else. Parameters that are
-    gathered for use are read in `finish`: what belongs here is known when their modules are
-    sharded, which needs no values.
+    Only the parts of this process are read from files. Parameters that are gathered for use are
+    read in `finish`: the parts of this process are known once their modules are sharded, which
+    needs no values.
 
     Args:
-        sharding: What is done.
-        adapter: The adapter whose mesh it is.
+        sharding: The sharding.
+        adapter: The adapter of the mesh.
         mesh: The mesh of the axes that rules divide by; None for no axes.
-        specs: Which axes divide each array of the tree, by id; None for one that stays.
+        specs: The axes that divide each array of the tree, by id; None for an array that stays.
         gathers: Whether parameters are gathered for use.
     """
 
@@ -46,7 +46,7 @@ class Placer:
         assert isinstance(adapter, Arrays)
         self._sharding, self._adapter, self._mesh = sharding, adapter, mesh
         self._specs, self._gathers = specs, gathers
-        self._later: dict[int, tuple[Any, Any]] = {}  # by id: an array without values, and those
+        self._later: dict[int, tuple[Any, Any]] = {}  # by id: array and values
 
     def __call__(self, old: Any, new: Any) -> Any:
         """Returns the new array."""

@@ -11,27 +11,28 @@ from fmapper.backends.meshes import Box, Meshes, PackedAxes, Spec, parts_of
 from fmapper.errors import PlacementError
 
 Axes: TypeAlias = tuple[Any, ...]
-"""What a rule says of an array: an axis, several or None for each dimension, in its words."""
+"""The axes that a rule gives an array: one, several or None for each dimension."""
 
 LOGICAL: Mapping[str, tuple[str, ...]] = {
     "tensor": ("tensor", "model", "tp", "mp"),
     "expert": ("expert", "ep"),
     "zero": ("fsdp", "zero"),
 }
-"""The words for axes that models and derived rules use, and the axes of a mesh that they mean.
+"""Names of axes in models and derived rules -> usual names of mesh axes.
 
-The first that the mesh has is meant; a word that means none divides nothing.
+A name stands for the first of these that the mesh has; if the mesh has none, the dimension is not
+divided.
 """
 
 BATCH = ("batch", "data", "dp", *LOGICAL["zero"])
-"""The usual names of axes that divide the batch; predictions of communication go by them."""
+"""The usual names of axes that divide the batch, for predictions of communication."""
 
 
 def adapter_of_mesh(mesh: Any) -> Meshes | None:
     """Returns the adapter of a mesh; None for bare sizes.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: It is neither a mesh nor sizes.
     """
     if isinstance(mesh, Mapping) and mesh and all(type(n) is int for n in mesh.values()):
         return None
@@ -55,14 +56,14 @@ def mesh_sizes(mesh: Any) -> dict[str, int]:
 
 
 def read_names(names: Mapping[str, Any] | None, mesh: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the axes of a mesh for each name of an axis.
+    """Returns the mesh axes that each name of an axis stands for.
 
     Args:
-        names: The words of the user, and what they mean: an axis of the mesh, several, or None.
+        names: The user's names -> an axis of the mesh, several, or None.
         mesh: The sizes of the axes of the mesh.
 
     Raises:
-        PlacementError: A word means an axis that the mesh does not have.
+        PlacementError: A name stands for an axis that the mesh does not have.
     """
     meanings: dict[str, tuple[str, ...]] = {axis: (axis,) for axis in mesh}
     for word, axes in LOGICAL.items():
@@ -86,13 +87,13 @@ def read_spec(
 
     Args:
         axes: One entry for each dimension from the first on: an axis, a tuple of axes, or None.
-            `...` stands for as many dimensions as are left, which are not divided.
+            `...` stands for the remaining dimensions, which are not divided.
         shape: The shape of the array; one without dimensions is not divided.
         mesh: The sizes of the axes of the mesh.
-        names: What words for axes mean; see `read_names`.
+        names: The axes that names stand for; see `read_names`.
 
     Raises:
-        PlacementError: It cannot be read, or does not fit the shape; the message lacks the path.
+        PlacementError: The rule is invalid, or does not fit the shape; the message lacks the path.
     """
     if not shape:
         return ()
@@ -163,10 +164,10 @@ def boxes_at(
     """Returns the boxes of an array on a device: one, or one for each of several packed arrays.
 
     Args:
-        spec: Which axes of the mesh divide each dimension.
+        spec: The axes of the mesh that divide each dimension.
         shape: The shape of the array.
         mesh: The sizes of the axes of the mesh.
-        place: The place of the device on each axis.
+        place: The coordinate of the device on each axis.
 
     Examples:
         >>> mesh = {"data": 2, "model": 2}
@@ -190,7 +191,7 @@ def boxes_at(
 def _range(
     start: int, stop: int, axes: Iterable[str], mesh: Mapping[str, int], place: Mapping[str, int]
 ) -> tuple[int, int]:
-    for axis in axes:  # where that is not even the last devices get less, as in torch
+    for axis in axes:  # if uneven, the last devices get less, as in torch
         step = -(-(stop - start) // mesh[axis])
         start = min(start + place[axis] * step, stop)
         stop = min(start + step, stop)

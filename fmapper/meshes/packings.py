@@ -1,9 +1,9 @@
-"""Finds parameters in which several arrays lie side by side, as gate and up of a perceptron.
+"""Finds parameters that pack several arrays side by side, such as gate and up projections.
 
-A product with such a parameter gives several results side by side, which later calls cut apart. A
-device that has a contiguous part of the parameter computes other results than those it needs. If
-nothing before the cuts depends on the order of the results, the parameter may be held in another
-order, block by block with a part of each array, if the cuts know of it.
+A product with such a parameter has several results side by side, which later calls cut apart. A
+device with a contiguous part of the parameter would not compute the results that it needs. If
+nothing before the cuts depends on the order of the results, the parameter may be stored in another
+order, block by block with a part of each array, provided that the cuts account for it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ class Cut:
     """A part of a dimension that a call takes.
 
     Attributes:
-        start: Where it begins.
+        start: The index of its first element.
         part: The dimension of the part.
         call: The call.
-        at: The place of the dimension in its operand, from the end; None in an inner graph.
+        at: The position of the dimension in the operand, counted from the end; None in an inner
+            graph.
     """
 
     start: int
@@ -37,12 +38,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """The arrays that a call cuts out of one.
+    """The arrays that a call cuts out of a packed one.
 
     Attributes:
-        at: The dimension of its operand, from the end.
-        sizes: The sizes of all that lies side by side there.
-        chosen: Which of these it takes: one, or all.
+        at: The dimension of its operand, counted from the end.
+        sizes: The sizes of all packed arrays along it.
+        chosen: The indices of those that it takes: one, or all.
     """
 
     at: int
@@ -52,11 +53,11 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Parameters that are packed alike, and the calls that take apart what they give.
+    """Parameters that are packed alike, and the calls that unpack their products.
 
     Attributes:
-        parameters: What lies side by side in each.
-        cuts: What each call cuts, by its name.
+        parameters: The packing of each parameter, by name.
+        cuts: The cutting of each call, by name.
     """
 
     parameters: dict[str, Packed]
@@ -84,12 +85,12 @@ def find_packings(
     """Returns the packings of a program.
 
     Args:
-        order: The representative of the dimensions whose elements are in the same order.
+        order: Returns the representative of all dimensions with the same order of elements.
         sizes: The size of each dimension.
         parameters: The dimensions of each parameter.
-        cuts: The cuts that take a dimension apart completely, by dimension.
+        cuts: The cuts that cover a dimension completely, by dimension.
         steps: The calls.
-        fixed: Dimensions whose order cannot be changed, as those of inputs and outputs.
+        fixed: Dimensions whose order cannot be changed, such as those of inputs and outputs.
     """
     dims, owners, calls = defaultdict(list), defaultdict(list), defaultdict(list)
     wanted = {order(dim) for dim in cuts} - {order(dim) for dim in fixed}
@@ -134,7 +135,7 @@ def _shares(cuts: Sequence[Cut], sizes: Sequence[int | str], dim: int) -> Iterab
 def _cuts_by_call(
     cuts: Mapping[int, Sequence[Cut]], sizes: Sequence[int | str]
 ) -> dict[str, Cutting] | None:
-    """Returns what each call cuts; None for calls in inner graphs."""
+    """Returns the cutting of each call; None if a call is in an inner graph."""
     cuttings: dict[str, Cutting] = {}
     for group in cuts.values():
         parts = sorted({(cut.start, int(sizes[cut.part])) for cut in group})
@@ -154,7 +155,7 @@ def _cuts_by_call(
 def _keeps(
     step: Step, root: int, order: Callable[[int], int], cutting: Mapping[str, Cutting]
 ) -> bool:
-    """Returns whether a call gives the same in another order of its operands."""
+    """Returns whether a call has the same results if the order of its operands changes."""
     takes, gives, sums = (
         root in map(order, dims) for dims in (step.operands, step.results, step.sums)
     )

@@ -16,7 +16,7 @@ from fmapper.tree.keypath import KeyPath, format_keys
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_SHOWN = 40  # arrays in the table that `print` gives
+_SHOWN = 40  # arrays in the printed table
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,15 @@ class PlannedShard:
     """The plan of one array.
 
     Attributes:
-        path: Where it is; a tied array is there once, with its first path.
+        path: Its path; a tied array is listed once, with its first path.
         shape: Its shape.
         dtype: Its dtype.
         spec: The axes of the mesh that divide each dimension; None for an array that stays.
-        rule: The rule that says so, as its user wrote it; empty where none names the array.
-        shard: The shape of the part that a device gets.
+        rule: The rule that applies, as the user wrote it; empty if no rule matches.
+        shard: The shape of a device's part.
         nbytes: Bytes of the whole array.
         nbytes_per_device: Bytes of that part.
-        problem: Why it is refused; empty if it is not.
+        problem: Why it is refused; empty otherwise.
     """
 
     path: KeyPath
@@ -48,21 +48,21 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """The plan of a sharding; made by `fmapper.plan`, and given to `report=`.
+    """The plan of a sharding; made by `fmapper.plan`, and passed to `report=`.
 
-    Printing it gives a table; `leaves` has the same as data.
+    It prints as a table; `leaves` has the same data.
 
     Attributes:
         mesh: The sizes of the axes of the mesh.
-        leaves: What becomes of each array, in the order of the walk.
-        sums: The parts or weights after which what devices have computed is added up between them,
-            in a forward pass, one for each time. Known for converted models, whichever rules divide
-            them, and for the `tp_plan` of transformers' models.
+        leaves: The plan of each array, in the order of the walk.
+        sums: The submodules or weights whose results a forward pass sums over devices, once per
+            sum. Known for converted models, whatever the rules, and for the `tp_plan` of
+            transformers' models.
         gathers: For converted models: the parameters that are gathered before use, such as those
-            divided along an axis of the batch (called batch, data, dp, fsdp or zero), and the parts
-            that need an array whole that is divided.
-        moves: For converted models: the parts where shards change hands, since one array holds
-            several side by side, as gate and up of a perceptron.
+            divided along an axis of the batch (called batch, data, dp, fsdp or zero), and the
+            submodules that need a divided array whole.
+        moves: For converted models: the submodules where devices exchange shards, because one array
+            packs several side by side, such as gate and up projections.
     """
 
     mesh: dict[str, int]
@@ -101,7 +101,7 @@ class ShardPlan:
         """Counts the bytes that a process holds and reads, each part once.
 
         Args:
-            local: Among how many of its devices each axis goes; 1 for an axis that is not named.
+            local: The number of the process's devices along each axis; 1 for a missing axis.
 
         Examples:
             >>> import fmapper, numpy as np

@@ -30,24 +30,24 @@ Said: TypeAlias = "list[tuple[str, Any, Axes]]"
 
 MODEL, DERIVE, LAYOUT = "model", "derive", "layout"
 _NO_RULE: Final = ""
-_WEAK = (_NO_RULE, "'*'")  # what another rule for the same array takes the place of
+_WEAK = (_NO_RULE, "'*'")  # the rule can be overridden by another for the same array
 
 
 class Found:
-    """The axes of the arrays of one tree, by rules.
+    """The axes of the arrays of a tree, by rules.
 
     Args:
         rules: The rules.
         tree: The tree.
-        parts: Into how many parts the words for axes of derived rules divide.
+        parts: The number of parts for each axis name of derived rules.
 
     Attributes:
         arrays: The arrays, each once, in the order of the walk.
         names: The first name of each, by id.
         links: The first place of each, by id.
-        rules: By id: what a rule says, and which one, as its user wrote it.
+        rules: By id: the axes, and the rule as the user wrote it.
         nodes: The nodes, in the order of the walk.
-        packed: By id: how several arrays lie side by side in one.
+        packed: By id: the packing of an array that holds several side by side.
     """
 
     def __init__(self, rules: Rules, tree: Any, parts: Mapping[str, int]) -> None:
@@ -89,7 +89,7 @@ class Found:
         return format_keys(KeyPath.from_link(self.links[id(array)]))
 
     def _packings(self) -> dict[int, Packed]:
-        """Returns how arrays are packed, also those that an optimizer has for packed ones."""
+        """Returns the packings of arrays, also of an optimizer's arrays for packed parameters."""
         from fmapper.meshes.derivation import packed_arrays
 
         named, packings = {}, {}
@@ -130,7 +130,7 @@ class Found:
             self._aliases.setdefault(name, []).append(alias)
 
     def _names(self, link: Link) -> Iterator[str]:
-        """Yields the name of an array at a place, and with the others that it has in its source."""
+        """Yields the name of an array at a place, and its aliases in the source."""
         yield (name := self._name(link))
         for first, others in self._aliases.items():
             if name == first or name.endswith(f".{first}"):
@@ -141,7 +141,7 @@ class Found:
         return self._in_bundle.get(name, name)
 
     def _meet(self, array: Any, link: Link, state: Any) -> None:
-        """Records the rules by pattern and class for an array at one of its places."""
+        """Records the rules by pattern and class that match an array at a place."""
 
     # --- patterns and classes -------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Found:
             return above[0].union(inside), above[1] or is_lent
 
         def meet(array: Any, link: Link, state: Any) -> None:
-            if state[1]:  # an optimizer has it of a model, whose rule decides
+            if state[1]:  # an optimizer's copy of a model's array, whose rule decides
                 lent.append((array, link, (state[0], False)))
                 return
             for name in self._names(link):
@@ -214,12 +214,12 @@ class Found:
             raise PlacementError("\n".join(problems))
 
     def _place(self, name: str, link: Link) -> str:
-        """Returns where an array is, or by which other name it is there, for errors."""
+        """Returns the path or alias of an array, for errors."""
         shown = self._name(link)
         return format_keys(KeyPath.from_link(link)) if name == shown else repr(name)
 
     def _hint(self, rule: Any) -> str:
-        """Returns what a rule that matches nothing may have meant."""
+        """Suggests what a rule that matches nothing may have meant."""
         if isinstance(rule, type):
             return (
                 f" Nothing in this tree is a {rule.__qualname__}; a converted model has no such "
@@ -233,7 +233,7 @@ class Found:
             candidates |= dict.fromkeys(".".join(parts[at : at + len(keys)]) for at in starts)
         return did_you_mean(".".join(keys), candidates)
 
-    # --- what a model says itself ---------------------------------------------------------------
+    # --- rules from the model -------------------------------------------------------------------
 
     def _by_model(self, source: str, parts: Mapping[str, int]) -> None:
         named: dict[str, tuple[tuple[int, ...], Rule]] = {}
@@ -248,7 +248,7 @@ class Found:
             if id(array) in self.rules:
                 continue
             match = _suffix(self.names[id(array)], named)
-            if match is not None and named[match][0] == _shape(array):  # an optimizer's, of it
+            if match is not None and named[match][0] == _shape(array):  # an optimizer's
                 self.rules[id(array)] = named[match][1], f"as {match}"
 
 
@@ -278,7 +278,7 @@ _NOTHING_SAID = {
 
 
 def axes_of(node: Any) -> Said:
-    """Returns name, array and axes of the arrays that a node describes."""
+    """Returns name, array and axes of the arrays for which a node declares axes."""
     said = (adapter.axes(node) for adapter in adapters(Nodes))
     return [*next(filter(None, said), ())]
 
@@ -298,7 +298,7 @@ def arrays_of(model: Any) -> Mapping[str, Any]:
 
 
 def _suffix(name: str, named: Container[str]) -> str | None:
-    """Returns the longest end of a name, in whole keys, that is known."""
+    """Returns the longest suffix of a name, in whole keys, that `named` contains."""
     keys = name.split(".")
     ends = (".".join(keys[at:]) for at in range(len(keys)))
     return next((end for end in ends if end in named), None)

@@ -1,4 +1,4 @@
-"""`shard`: a tree whose arrays are divided among the devices of a mesh, by rules."""
+"""`shard`: divides the arrays of a tree among the devices of a mesh, by rules."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ _SHOWN = 10  # arrays that an error lists
 class Sharding(Router):
     """A mover that divides the arrays of a tree among the devices of a mesh.
 
-    `shard(tree, mesh, rules)` is `Sharding(mesh, rules)(tree)`; a sharding is worth a name where it
-    is used more than once, or looked at first: `fmapper.plan(sharding, tree)`.
+    `shard(tree, mesh, rules)` is `Sharding(mesh, rules)(tree)`. Create a sharding to use it more
+    than once, or to plan it first: `fmapper.plan(sharding, tree)`.
 
     Args:
         mesh: A `jax.sharding.Mesh` or a `torch.distributed.device_mesh.DeviceMesh` whose axes have
-            names. For a plan, the sizes of its axes are enough: `{"data": 8, "model": 4}`.
+            names. For a plan, the sizes of the axes are enough: `{"data": 8, "model": 4}`.
         rules: How arrays are divided; see `shard`.
-        names: What other words for axes mean.
-        uneven: What becomes of a dimension that does not divide evenly.
-        fsdp: The modules of torch whose parameters are gathered for use; see `shard`.
-        copy: False shares the memory of shards with the framework that they come from.
-        strict: False leaves objects alone that hold arrays but are not declared.
+        names: Further names of axes, see `shard`.
+        uneven: How to treat a dimension that does not divide evenly, see `shard`.
+        fsdp: The torch modules whose parameters are gathered for use; see `shard`.
+        copy: False shares the memory of shards with their previous framework.
+        strict: False ignores undeclared objects that hold arrays.
         report: Called with the `ShardPlan` of what was done, such as `print`.
 
     Raises:
-        PlacementError: The rules cannot be read.
-        TypeError: It is not a mesh.
+        PlacementError: The rules are invalid.
+        TypeError: `mesh` is not a mesh.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Sharding(Router):
         """Returns the axes of the mesh that divide each array of a tree, by name.
 
         Raises:
-            PlacementError: The rules cannot be followed.
+            PlacementError: The rules do not fit the tree.
         """
         specs, resolved = self._specs(tree)
         named = {resolved.names[id(a)]: specs[id(a)] for a in resolved.arrays}
@@ -156,20 +156,20 @@ class Sharding(Router):
     def placer(self, tree: Any) -> Placer:
         """Returns a function that divides new values by the rules for an old array.
 
-        The parts that belong here are read, and nothing else of arrays in files. The filled tree
-        goes through its `finish`.
+        Of arrays in files, only the parts of this process are read. Pass the filled tree to its
+        `finish`.
         """
-        from fmapper.meshes.filling import Placer  # only where something is loaded
+        from fmapper.meshes.filling import Placer  # needed only for loading
 
         adapter = self._needs_mesh()
         specs, _ = self._specs(tree)
         return Placer(self, adapter, self._on, specs, gathers=self._units is not None)
 
     def bring(self, array: Any, spec: Spec) -> Any:
-        """Brings an array of any backend to the mesh, divided by a spec."""
+        """Moves an array of any backend onto the mesh, divided by a spec."""
         return bring(array, self.mesh, spec, self._needs_mesh(), copy=self.copy)
 
-    # --- what rules say -------------------------------------------------------------------------
+    # --- specs ----------------------------------------------------------------------------------
 
     def _needs_mesh(self) -> Meshes:
         if self._adapter is None:
@@ -180,7 +180,7 @@ class Sharding(Router):
         return self._adapter
 
     def _specs(self, tree: Any, *, refuse: bool = True) -> tuple[dict[int, Any], _rules.Found]:
-        """Returns the spec of each array, None for one that stays, and what the rules found."""
+        """Returns the spec of each array, None for one that stays, and the matches of the rules."""
         parts = {word: parts_of(axes, self._own) for word, axes in self._meanings.items()}
         resolved = _rules.Found(self.rules, tree, parts)
         specs: dict[int, Any] = {}
@@ -212,7 +212,7 @@ class Sharding(Router):
         """Returns a spec without uneven divisions.
 
         Raises:
-            PlacementError: There is a dimension that does not divide.
+            PlacementError: A dimension does not divide evenly.
         """
         while (at := uneven_dimension(spec, shape, self.axes)) is not None:
             if self.uneven == "refuse":
@@ -240,14 +240,14 @@ class Sharding(Router):
                 and adapter.is_gathered(array)
             ):
                 first = next(iter(self._units.values()))
-                entries = ((*entries[0], first[-1]), *entries[1:])  # after what rules divide
+                entries = ((*entries[0], first[-1]), *entries[1:])  # after the division by rules
             dtype = adapter.dtype(array)
             lines.append(plan_array(path, _shape(array), dtype, entries, rule, self.axes, problem))
         sent = self._traffic(specs, resolved)
         return ShardPlan(self.axes, tuple(lines), sent.sums, sent.gathers, sent.moves)
 
     def _traffic(self, specs: Mapping[int, Any], resolved: _rules.Found) -> Traffic:
-        """Predicts what the models of a tree send in a forward pass, each once."""
+        """Predicts the communication of each model of a tree in a forward pass."""
         from fmapper.meshes.derivation import Traffic, packed_arrays, program_of, traffic
 
         sent = Traffic()
@@ -267,11 +267,11 @@ class Sharding(Router):
             else:
                 continue
             arrays = {*map(id, named.values())}
-            sent += new if arrays - seen else Traffic()  # a part of a model was counted with it
+            sent += new if arrays - seen else Traffic()  # a part of a model is counted with it
             seen |= arrays
         return sent
 
-    # --- what becomes of arrays -----------------------------------------------------------------
+    # --- sharding the arrays --------------------------------------------------------------------
 
     def _check(self, leaves: Leaves, adapter: Meshes) -> None:
         """Raises for nodes that would leave arrays behind."""
@@ -336,17 +336,17 @@ def shard(
     """Divides the arrays of a tree among the devices of a mesh.
 
     One set of rules serves JAX, where arrays get a `NamedSharding`, and torch, where they become
-    `DTensor`s. Every device is given its part alone: an array of another backend, or in a file, is
-    read a part at a time. What no rule names is whole on every device. Either everything is
-    divided or, when something fails, nothing.
+    `DTensor`s. Every device receives only its part: an array of another backend, or in a file, is
+    read a part at a time. Arrays without a rule are replicated. Either everything is divided or, if
+    something fails, nothing.
 
-    A rule names arrays by a class, which takes what is below its instances, or by a pattern: whole
-    keys that follow one another anywhere in the name that `state` has, with `*` for anything.
-    `up_proj.weight` takes it in every layer, in a model converted to any framework, and the state
-    that an optimizer has for it. The first match wins; `"*"` is tried last. What a rule says is an
-    axis of the mesh for each dimension from the first on, or None: `("model", None)`,
-    `(("data", "model"),)` for two axes on one dimension, `(..., "model")` for the last dimension of
-    any number, as in stacked layers. None alone divides nothing, and `fmapper.keep` leaves an array
+    A rule selects arrays by a class, which matches everything below its instances, or by a pattern:
+    consecutive whole keys anywhere in the array's name in `state`, with `*` for anything.
+    `up_proj.weight` matches that weight in every layer, in a model converted to any framework, and
+    the optimizer state for it. The first match wins; `"*"` is tried last. The value of a rule is an
+    axis of the mesh for each dimension from the first on, or None: `("model", None)`; two axes on
+    one dimension, `(("data", "model"),)`; or the last dimension, `(..., "model")`, of any number of
+    dimensions, as in stacked layers. None alone replicates an array, and `fmapper.keep` leaves it
     where it is.
 
     Args:
@@ -354,33 +354,33 @@ def shard(
         mesh: A `jax.sharding.Mesh` or a `torch.distributed.device_mesh.DeviceMesh` whose axes have
             names.
         rules: `{pattern or class: axes}`; axes alone, for all arrays; None, which replicates them;
-            a function of the name and the array that gives axes; or what says them: `"model"` for
-            the model itself (transformers' `tp_plan`, also of what was converted; the metadata of
-            Flax's variables),
-            `"derive"` for what follows from the program of a converted model, `"layout"` for how
-            each array lies now on a mesh with such axes, of this framework or the other.
-        names: What words for axes mean that are not the mesh's own: `{"mlp": "model", "embed":
-            None}`. Plans of models and derived rules say `tensor`, `expert` and `zero`; by default
-            the first axis of the mesh that has a usual name for that is meant.
-        uneven: What becomes of a dimension that does not divide evenly: `refuse` raises, and
+            a function of the name and the array that returns axes; or their source: `"model"` for
+            those that the model declares (transformers' `tp_plan`, also after conversion; the
+            metadata of Flax's variables), `"derive"` for those derived from the program of a
+            converted model, `"layout"` for each array's current axes on a mesh with the same axes,
+            of this framework or another.
+        names: Further names of axes -> axes of the mesh: `{"mlp": "model", "embed": None}`. Plans
+            of models and derived rules use `tensor`, `expert` and `zero`, which by default stand
+            for the first axis of the mesh with a usual name for them.
+        uneven: How to treat a dimension that does not divide evenly: `refuse` raises, and
             `replicate` leaves it whole.
-        fsdp: For modules of torch: along which axis of the mesh `fully_shard` (FSDP2) shards what
-            rules leave, as `{Block: "data"}` with classes or paths of the modules whose parameters
-            are gathered together. Paths are patterns as in rules, and take the outermost modules
-            that they match: `"layers.*"` the layers. An axis alone takes the modules that
-            transformers does not split; of two axes the first has copies. Optimizers in the tree
-            follow. Rules cannot use these axes, and each process computes with its own part of a
-            batch.
-        copy: For arrays that lie on a mesh of the other framework: False shares the memory of each
-            shard, and raises where that cannot be; None copies what could be written to.
-        strict: False leaves objects alone that hold arrays but are not declared.
+        fsdp: For torch modules: the axis of the mesh along which `fully_shard` (FSDP2) shards
+            parameters without a rule, as `{Block: "data"}` with classes or paths of the modules
+            whose parameters are gathered together. Paths are patterns as in rules, and select the
+            outermost modules that match: `"layers.*"` the layers. An axis alone selects the modules
+            that transformers does not split; of two axes the first replicates. Optimizers in the
+            tree follow. Rules cannot use these axes, and each process computes with its own part of
+            a batch.
+        copy: For arrays on a mesh of another framework: False shares the memory of each shard, and
+            raises if it cannot; None copies writable memory.
+        strict: False ignores undeclared objects that hold arrays.
         report: Called with the `ShardPlan` of what was done, such as `print`.
 
     Raises:
         CopyNeededError: `copy=False`, and the memory of a shard cannot be shared.
-        PlacementError: A rule cannot be read, matches nothing, comes too late or does not fit a
-            shape, or a tied array is to lie in two ways; names the arrays.
-        NotAFunctorError: An object that nobody declared holds arrays.
+        PlacementError: A rule is invalid, matches nothing, comes too late or does not fit a shape,
+            or rules divide a tied array in two ways; names the arrays.
+        NotAFunctorError: An undeclared object holds arrays.
 
     Examples:
         >>> import fmapper, jax, numpy as np
@@ -396,10 +396,10 @@ def shard(
 
 
 def _axes(rule: Any) -> tuple[Any, ...]:
-    """Returns the axes that a rule says.
+    """Returns the axes of a rule.
 
     Raises:
-        PlacementError: It is not a tuple of them.
+        PlacementError: It is not a tuple of axes.
     """
     if rule is None:
         return ()

@@ -30,11 +30,11 @@ class Stage:
     """Consecutive calls of a program, as a program of their own.
 
     Attributes:
-        program: Takes the values and then the arrays, all by position, and gives a tuple.
-        values: Which values it takes, by their names in the whole program.
-        arrays: Which parameters and buffers it takes, by name.
-        outputs: Which values it gives, by their names in the whole program.
-        form: Is the same for stages that compute the same with other arrays.
+        program: Takes the values and then the arrays, all by position, and returns a tuple.
+        values: The values that it takes, by their names in the whole program.
+        arrays: The parameters and buffers that it takes, by name.
+        outputs: The values that it returns, by their names in the whole program.
+        form: A key that is equal for stages which differ only in their arrays.
     """
 
     program: Program
@@ -48,10 +48,11 @@ def split(program: Program, ends: Callable[[Sequence[str], Sequence[str]], bool]
     """Divides a program into stages, in the order of its calls.
 
     Args:
-        program: The program, of evaluation: it draws no numbers and changes nothing in place.
-        ends: Called with the arrays that the stage has so far and those of the next call that takes
-            some; True begins a new stage before that call. Where something else than arrays goes
-            from call to call, as sizes that depend on values, the stage goes on nevertheless.
+        program: A program for evaluation, which draws no random numbers and changes nothing in
+            place.
+        ends: Called with the arrays of the stage so far and those of the next call that takes some;
+            True begins a new stage before that call, unless other values than arrays are live
+            there, such as sizes that depend on values.
 
     Raises:
         ConversionError: The program changes its arrays or its inputs.
@@ -80,7 +81,7 @@ class _Cutter:
         for at, call in reversed([*enumerate(self.calls)]):
             for name in call.refs():
                 self.last.setdefault(name, at)
-        self.repeated: dict[str, Call] = {}  # sizes of inputs, which each stage works out itself
+        self.repeated: dict[str, Call] = {}  # sizes of inputs, which each stage computes itself
         for call in self.calls:
             if not call.result and self._is_number(call):
                 self.repeated[call.name] = call
@@ -99,7 +100,7 @@ class _Cutter:
         return all(spec is not None and spec.kind == "user" for spec in inputs)
 
     def arrays_of(self, call: Call) -> list[str]:
-        """Returns the names of the parameters and buffers that a call takes."""
+        """Returns the names of the parameters and buffers among the operands of a call."""
         inputs = (self.inputs.get(name) for name in call.refs())
         return list(dict.fromkeys(str(i.target) for i in inputs if i and i.kind in _ARRAYS))
 
@@ -160,7 +161,7 @@ class _Cutter:
                 fixed[name] = spec.value
             else:
                 (constants if spec.kind == "constant" else arrays).append(name)
-        if self.program.symbols:  # sizes are named by the inputs
+        if self.program.symbols:  # inputs define the names of sizes
             given = [n for n, i in self.inputs.items() if i.kind == "user"]
             values += [name for name in given if name not in values]
         inputs = {name: self._input(name, at) for at, name in enumerate((*values, *arrays))}
@@ -176,7 +177,7 @@ class _Cutter:
         )
 
     def _sizes(self, calls: Sequence[Call]) -> list[Call]:
-        """Returns the other calls that compute the sizes which the given ones take."""
+        """Returns the further calls that compute sizes for the given calls."""
         made = {call.name for call in calls}
         wanted = {name for call in calls for name in call.refs()} - made
         size_calls: list[Call] = []
@@ -229,7 +230,7 @@ def _leaves(count: int) -> TreeSpec:
 
 
 def _rename(graph: Graph, fixed: Mapping[str, Any]) -> Graph:
-    """Returns a graph whose names go by their order, so that equal stages have equal graphs."""
+    """Renames values by their order, so that equal stages have equal graphs."""
     names = {name: f"x{at}" for at, name in enumerate(graph.inputs)}
     names |= {call.name: f"c{at}" for at, call in enumerate(graph.calls)}
     refs = {name: Ref(new) for name, new in names.items()} | dict(fixed)

@@ -111,7 +111,7 @@ class Offload:
         Raises:
             PlacementError: The model is not converted, or does not fit.
         """
-        from fmapper.meshes.device_maps import device_map  # not needed by those who have a plan
+        from fmapper.meshes.device_maps import device_map  # not needed with a plan
 
         _program(model)
         return offload(model, device_map(model, self.max_memory, ahead=self.ahead), state=state)
@@ -220,7 +220,7 @@ class OffloadedModel:
         return self.plan.device_of(first)
 
     def _prepare(self, name: str, array: Any, there: dict[Any, Any]) -> Any:
-        """Returns an array in the form in which it waits; a stored one is read at each use."""
+        """Returns an array in the form that is kept until use; a stored one is read each time."""
         if self.plan.device_of(name) == "disk" and _is_stored(array):
             return array
         if (name, "cpu") not in there:
@@ -395,7 +395,7 @@ def _fill(program: Program, arrays: Mapping[str, Any], state: Mapping[str, Any])
     """Returns the arrays that a program takes.
 
     Raises:
-        PlacementError: Some have no values.
+        PlacementError: Some arrays have no values.
     """
     if program.few_bits:
         raise PlacementError(
@@ -446,7 +446,7 @@ def _nbytes(array: Any) -> int:
 
 
 def _write(arrays: dict[str, Any], plan: DeviceMap, folder: str | Path | None) -> dict[str, Any]:
-    """Returns the arrays, after those for the disk are written to a file."""
+    """Writes the arrays planned for the disk to a file; returns all arrays."""
     from fmapper.checkpoints.load import load
     from fmapper.checkpoints.save import save
 

@@ -1,4 +1,4 @@
-"""The modules whose parameters `fsdp=` gathers together, and the axes along which it does."""
+"""Parses `fsdp=`: the modules whose parameters are gathered together, and their mesh axes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ AskedUnits: TypeAlias = "Mapping[Any, str | tuple[str, ...]] | str | tuple[str, 
 def read_units(
     asked: AskedUnits | None, mesh: Mapping[str, int]
 ) -> dict[Any, tuple[str, ...]] | None:
-    """Returns the axes of the mesh for each class or `Pattern`; of None for axes alone.
+    """Returns the mesh axes for each class or `Pattern`; those of axes alone under None.
 
     Raises:
-        PlacementError: It cannot be read, or the mesh lacks an axis.
+        PlacementError: `asked` is invalid, or the mesh lacks an axis.
     """
     if asked is None:
         return None

@@ -1,11 +1,11 @@
-"""Names the arrays of a tree, fills a tree from names, and shows what is where.
+"""Names the arrays of a tree, fills a tree from named arrays, and summarises it.
 
 state        `state` and `load_state`
 vector       `destructure`
 materialize  values for a model without memory
-matching     parts of two structures by name
-plain        what models hold in plain attributes
-inventory    what is at every place of a tree
+matching pairs of parts of two structures
+plain state in plain attributes of models
+inventory the data of a summary
 summary      the inventory, printed
 transient    arrays that checkpoints leave out
 """

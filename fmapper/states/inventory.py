@@ -16,7 +16,7 @@ from fmapper.tree.nodes import ATOM, CHILDLESS, WITHOUT_IDENTITY, NodeType, kind
 from fmapper.tree.walk import walk
 
 HIDES = "holds arrays but is not a functor"
-FOLDED = 3  # as many like items of a list as are shown as one
+FOLDED = 3  # this many like items of a list, or more, are shown as one
 _PATHS = frozenset({"path", "same_as", "view_of"})
 _VALUE = 40  # characters of a number or string
 
@@ -26,18 +26,19 @@ class SummaryRow:
     """One place of a tree.
 
     Attributes:
-        path: Where it is.
-        cls: The name of the class of what is there.
-        shape: Of an array; None for what is none, or has no shape yet.
-        dtype: Of an array.
-        device: Of an array.
-        nbytes: Bytes of an array, or of all arrays below a node; memory is counted once, at the
-            first place that it is reached from.
-        trainable: Whether training changes an array; None for what is not an array.
-        same_as: For an object that is at an earlier place, too: that place. It is entered once.
-        view_of: For an array on the memory of another one: the place of that one.
-        note: The value of a number or string; what is wrong with an array, or with an object that
-            holds arrays but was not declared.
+        path: Its path.
+        cls: The name of the object's class.
+        shape: The shape of an array; None for others, or if it has no shape yet.
+        dtype: The dtype of an array.
+        device: The device of an array.
+        nbytes: Bytes of an array, or of all arrays below a node; memory is counted once, at its
+            first place.
+        trainable: Whether training changes an array; None for other objects.
+        same_as: The first path of an object that also occurs earlier; its children are listed only
+            there.
+        view_of: The path of the array whose memory this one shares.
+        note: The value of a number or string; the problem of an array, or of an undeclared object
+            that holds arrays.
     """
 
     path: KeyPath
@@ -76,8 +77,8 @@ class Inventory:
         self.keys: list[Any] = []
         self._links: list[Link] = []
         self._first: dict[int, tuple[Any, int]] = {}
-        self._same: dict[int, int] = {}  # row -> the row of the same object
-        self._arrays: dict[int, Any] = {}  # row -> the array that it is the first place of
+        self._same: dict[int, int] = {}  # row -> the first row of the same object
+        self._arrays: dict[int, Any] = {}  # row -> the array whose first place it is
         self._drafts: list[dict[str, Any]] = []
         for _ in walk(tree, state=self._draft(None, None, None, tree), down=self._draft):
             pass
@@ -144,7 +145,7 @@ class Inventory:
         return views
 
     def _finish(self, drafts: list[dict[str, Any]], views: dict[int, int]) -> None:
-        """Sums up below nodes, and finds which places are alike."""
+        """Sums up bytes below nodes, and finds equal subtrees."""
         signatures: dict[Any, int] = {}
         self._signature = [0] * len(drafts)
         for at in range(len(drafts) - 1, -1, -1):
@@ -161,7 +162,7 @@ class Inventory:
         self.rows = [SummaryRow(**draft) for draft in drafts]
 
     def runs(self, at: int, *, fold: bool) -> Iterator[tuple[list[int], bool]]:
-        """Groups the children of a row, with like items of a list together."""
+        """Groups the children of a row; like items of a list form one group."""
         below = self.below[at]
         runs: list[list[int]] = []
         start = 0
@@ -192,7 +193,7 @@ class Inventory:
         return totals
 
     def numbers_trained(self) -> int:
-        """Counts the numbers in the arrays that are trained."""
+        """Counts the numbers in the trained arrays."""
         rows = (self.rows[at] for at in self._arrays)
         return sum(_numbers(row) for row in rows if row.trainable and row.view_of is None)
 
@@ -208,7 +209,7 @@ def _has_identity(x: Any) -> bool:
 
 
 def _note(leaf: Any) -> str:
-    """Describes a leaf: the value of a number or string, or whether it hides arrays."""
+    """Describes a leaf: the value of a number or string, or that it holds undeclared arrays."""
     if kind_of(type(leaf)) is ATOM:
         text = repr(leaf)
         return text if len(text) <= _VALUE else text[: _VALUE - 3] + "..."

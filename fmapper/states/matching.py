@@ -10,14 +10,14 @@ from fmapper.tree.nodes import NodeType, kind_of
 
 
 def match(a: Any, b: Any) -> list[tuple[Any, Any, Any]] | str | None:
-    """Pairs the parts of two structures; classes need not agree.
+    """Pairs the parts of two structures, which may be of different classes.
 
-    The order of names does not matter, and a part that is None counts as missing. A sequence
-    without names is matched with the parts of the other structure in their order.
+    The order of names does not matter, and a part that is None counts as missing. A sequence is
+    matched with the parts of the other structure in order.
 
     Returns:
-        The key and both parts of each pair; how the structures differ; or None where one of them
-        has no parts.
+        The key and both parts of each pair; a description of how the structures differ; or None if
+        one of them has no parts.
     """
     ours, theirs = parts_of(a), parts_of(b)
     if ours is None or theirs is None:
@@ -38,7 +38,7 @@ def match(a: Any, b: Any) -> list[tuple[Any, Any, Any]] | str | None:
 def parts_of(x: Any) -> dict[Any, Any] | None:
     """Returns the parts of a structure by key; None for a leaf.
 
-    Those of an object are its children or attributes that hold arrays.
+    The parts of an object are its children or attributes that hold arrays.
     """
     members = _members(x)
     if members is None or isinstance(x, Mapping | list | tuple):
@@ -52,7 +52,7 @@ def _members(x: Any) -> dict[Any, Any] | None:
     if isinstance(x, Mapping):
         return dict(x)
     if isinstance(x, tuple) and hasattr(x, "_fields"):
-        names = getattr(x, "_names", x._fields)  # which a record has where fields are renamed
+        names = getattr(x, "_names", x._fields)  # a record has some if its fields were renamed
         return dict(zip(names, x, strict=True))
     if isinstance(x, list | tuple):
         return dict(enumerate(x))
@@ -65,7 +65,7 @@ def _members(x: Any) -> dict[Any, Any] | None:
 
 
 def _holds_arrays(x: Any) -> bool:
-    """Returns whether a structure holds an array at any depth; it may hold itself."""
+    """Returns whether a structure, which may be cyclic, holds an array at any depth."""
     seen = set[int]()
     todo = [x]
     while todo:
@@ -89,7 +89,7 @@ def _is_sequence(x: Any, parts: Mapping[Any, Any]) -> bool:
 
 
 def _others(x: Any, parts: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Returns the attributes of an object that hold no arrays, but that the other structure has."""
+    """Returns the attributes without arrays that the other structure has, too."""
     if isinstance(x, Mapping | tuple):
         return {}
     attributes = getattr(x, "__dict__", {})

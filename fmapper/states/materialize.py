@@ -1,4 +1,4 @@
-"""Filling a tree of arrays without values from a state."""
+"""Fills a tree of arrays without values from a state."""
 
 from __future__ import annotations
 
@@ -46,33 +46,33 @@ def materialize(
     """Returns a new tree with values for its abstract arrays, from a state.
 
     Such arrays are tensors on torch's device `meta`, parameters or not, and
-    `jax.ShapeDtypeStruct`s. `to_torch(device="meta")` and `to_jax(device="meta")` make them of any
-    arrays, and so do `torch.device("meta")` and `jax.eval_shape`. The values may be arrays of any
-    backend; they become arrays of the backend of what they fill, parameters where there were
-    parameters. What is one object in `tree` is one in the result, and the state may have it under
-    any of its names. Arrays of `tree` that have values stay as they are, unless the state has them.
+    `jax.ShapeDtypeStruct`s. `to_torch(device="meta")`, `to_jax(device="meta")`,
+    `torch.device("meta")` and `jax.eval_shape` create them. The values may be arrays of any
+    backend; they are moved to the backend of the arrays that they replace, and become parameters
+    where these were parameters. Ties are kept, and the state may have a tied array under any of its
+    names. Arrays of `tree` that have values stay as they are, unless the state has them.
 
-    An array that is right as it is becomes part of the tree without a copy, so that a model that
+    An array that needs no change becomes part of the tree without a copy, so that even a model that
     fills the memory can be loaded.
 
     Args:
         tree: The tree to fill; it is not changed.
-        state: Arrays by name, as `state` gives them, `state_dict` or a safetensors file.
-        device: Where the new arrays are to be; None for where those of the state are, or on the
-            CPU where their backend cannot be there.
-        dtype: The dtype for floating and complex arrays, whatever the state has; None for that of
-            `tree`, which the state must have too. Integers of another width are taken if they fit.
-        default: What the state does not have: a mapping like it, or `default(name, array)` that
-            gives a new array. Buffers that torch leaves out of a `state_dict` are such.
-        strict: False ignores what is left over in the state, and leaves what is missing without
-            values.
-        sharding: A `fmapper.meshes.Sharding`, by which the arrays of the result are divided. Of
-            those of a checkpoint each process reads its own shards.
+        state: Arrays by name, from `state`, `state_dict` or a safetensors file.
+        device: The device for the new arrays; None for those of the state's arrays, or the CPU if
+            the backend of the tree cannot use those.
+        dtype: The dtype for floating and complex arrays, to which those of the state are cast; None
+            for that of `tree`, which the state must have, too. Integers of another width are
+            accepted if they fit.
+        default: Values for arrays that the state lacks, such as buffers that torch leaves out of a
+            `state_dict`: a mapping like it, or `default(name, array)`, which returns a new array.
+        strict: False ignores extra arrays of the state, and leaves missing ones without values.
+        sharding: A `fmapper.meshes.Sharding`, by which the arrays of the result are divided. Each
+            process reads only its own shards of a checkpoint.
 
     Raises:
         StructureMismatchError: Names are missing or left over, a shape or dtype differs, or the
             state has different values for arrays that are tied; the message lists all of them.
-        DeviceUnavailableError: The device is not here.
+        DeviceUnavailableError: The device is not available.
         LossyCastError: A value does not fit into its dtype.
 
     Examples:
@@ -102,9 +102,9 @@ def fill(
     strict: bool = True,
     place: Callable[[Any, Any], Any] | None = None,
 ) -> T:
-    """Materialises a tree, with the new arrays as `place(old, new)` returns them.
+    """Materialises a tree; `place(old, new)` may choose each new array.
 
-    Where that gives None they go where they go without it.
+    If it returns None, the array is placed as by default.
     """
     sync()
     filling = _Filling(
@@ -142,10 +142,10 @@ def fill(
 
 
 def check_constants(tree: Any) -> None:
-    """Raises for a converted model whose own constants have no values: no state has them.
+    """Raises for a converted model whose constants have no values, because no state has them.
 
     Raises:
-        StructureMismatchError: Names them.
+        StructureMismatchError: There are such constants; names them.
     """
     empty = [name for name, array in constants_in(tree).items() if is_abstract(array)]
     if empty:
@@ -163,7 +163,7 @@ def is_abstract(array: Any) -> bool:
 
 
 def default_for(default: Default | None, name: str, old: Any) -> Any:
-    """Returns the default for an array; None where there is none."""
+    """Returns the default for an array; None if there is none."""
     if default is None:
         return None
     return default.get(name) if isinstance(default, Mapping) else default(name, old)
@@ -173,9 +173,9 @@ class _Filling:
     """The assignment of values to abstract arrays, with all its problems.
 
     Attributes:
-        sources: For each array to fill, by identity: its name, its place, itself, the new values.
-        keys: The random keys, by identity, of which `sources` has the words.
-        problems: What is wrong.
+        sources: By identity of each array to fill: its name, its link, the array, the new values.
+        keys: The random keys, by identity, whose raw words `sources` has.
+        problems: Descriptions of mismatches.
     """
 
     def __init__(
@@ -234,14 +234,14 @@ class _Filling:
         if wanted in (dtype, adapter.storable(dtype)):
             return ""
         if dtype.startswith(_INTEGERS) and wanted.startswith(_INTEGERS):
-            return ""  # if the values fit; that is looked at when they are moved
+            return ""  # if the values fit, which is checked when they are moved
         if self.dtype is not None and is_inexact(dtype) and is_inexact(wanted):
             return ""
         way_out = "; dtype= casts" if is_inexact(dtype) and is_inexact(wanted) else ""
         return f"dtype {dtype} in the state, {wanted} in the tree{way_out}"
 
     def finish(self) -> dict[Any, Any]:
-        """Returns the new arrays by the id of those that they replace."""
+        """Returns the new arrays by the ids of the arrays that they replace."""
         self._untie()
         groups: dict[tuple[Mover, str | None], list[Any]] = {}
         filled = {}

@@ -20,7 +20,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 _FIXED = (tuple, frozenset, types.MethodType, functools.partial)
 _CLOSED = (type, types.ModuleType, *_SCALARS)
-_get = object.__getattribute__  # a `__getattr__` of a class may raise what it likes
+_get = object.__getattribute__  # a class's `__getattr__` may raise anything
 _set = object.__setattr__
 
 Contents = dict[Hashable, Any]
@@ -29,15 +29,15 @@ Contents = dict[Hashable, Any]
 class PlainState:
     """The contents of a model's attributes, containers, objects and closures at one moment.
 
-    Objects of the standard library, of fmapper and of `libraries` are not looked into, apart from
-    those of classes that it `opens`.
+    Objects of the standard library, of fmapper and of `libraries` are not entered, except instances
+    of classes that it `opens`.
 
     Args:
         root: The model.
         libraries: The packages of the framework.
-        opens: Whether the instances of a class of the framework have attributes of the user.
-        hides: Whether an attribute belongs to the framework, which restores it.
-        unnamed: Attributes of the framework whose items are named as if they were attributes.
+        opens: Whether instances of a framework's class have attributes of the user.
+        hides: Whether an attribute belongs to the framework, which restores it itself.
+        unnamed: Attributes of the framework whose items are named like attributes.
 
     Attributes:
         arrays: The arrays among the contents by name, each once.
@@ -63,13 +63,13 @@ class PlainState:
         self._read(root)
 
     def changes(self, besides: Container[str] = ()) -> list[str]:
-        """Returns the names of attributes with other contents than at that moment.
+        """Returns the names of attributes whose contents have changed since then.
 
-        An array in place of another is a change, an equal number or container is not. A container
-        is named that has other items, or the item, if the container is the model itself.
+        Another array is a change, an equal number or container is not. For changed items, the
+        container is named; for changed attributes of the model itself, the attribute.
 
         Args:
-            besides: The names of attributes and items that do not count, nor what is in them.
+            besides: The names of attributes and items to ignore, with their contents.
         """
         names: dict[str, None] = {}
         for name, holder, cls, before in self._holders:
@@ -84,9 +84,9 @@ class PlainState:
         return list(names)
 
     def restore(self) -> None:
-        """Puts everything back that has been replaced, added or removed since."""
+        """Restores everything that has been replaced, added or removed since."""
         for _, holder, cls, before in self._holders:
-            if type(holder) is not cls:  # a lazy module that has its shapes now
+            if type(holder) is not cls:  # a lazy module that has got its shapes
                 continue
             now = self._contents_of(holder) or {}
             if now.keys() != before.keys() or any(now[key] is not before[key] for key in before):
@@ -171,7 +171,7 @@ def _is_within(name: str, names: Container[str]) -> bool:
 
 
 def warn_of_changes(model: str, names: Collection[str], remedy: str) -> None:
-    """Warns about attributes that a call of a model changes, as a converted model does not.
+    """Warns about attributes that a call of the model changes; the converted model changes none.
 
     Args:
         model: The name of the model.
@@ -211,7 +211,7 @@ def _cells(x: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _fill(holder: Any, contents: Mapping[Any, Any], now: Mapping[Any, Any]) -> None:
-    """Gives an object the contents that it had."""
+    """Restores the contents of an object."""
     if isinstance(holder, dict):
         cls: Any = collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
         cls.clear(holder)

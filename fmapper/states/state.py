@@ -1,4 +1,4 @@
-"""The arrays of a tree by name, and the way back."""
+"""The arrays of a tree by name, and how to load them into a tree."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def state(tree: Any, *, source: bool = False) -> dict[str, Any]:
 
     Args:
         tree: The tree.
-        source: Whether the names and layouts are those of the model that `convert` made this one
-            of, which `load_state` then takes for that model.
+        source: Whether to use the names and layouts of the model from which `convert` made this
+            one, so that `load_state` accepts them for that model.
 
     Returns:
         A dict in the order of the walk. The arrays are those of the tree, not copies.
 
     Raises:
         CycleError: The tree has a cycle.
-        NotAFunctorError: An object that nobody declared holds arrays, so the state would lack them.
-        StructureMismatchError: Two paths have the same name, because a key has a dot in it.
-        ConversionError: `source` is set for what was not converted.
+        NotAFunctorError: An undeclared object holds arrays, which the state would lack.
+        StructureMismatchError: Two paths have the same name, because a key contains a dot.
+        ConversionError: `source` is set, but the tree is not a converted model.
 
     Examples:
         >>> import fmapper, numpy as np
@@ -75,17 +75,17 @@ OF_STRUCTURED = (
 def load_state(
     tree: T, state: Mapping[str, Any], *, strict: bool = True, source: bool = False
 ) -> T:
-    """Returns a new tree with the arrays of a state; backend, device and dtype stay.
+    """Returns a new tree with the arrays of a state; it keeps backends, devices and dtypes.
 
-    What is tied in `tree` is tied in the result, and nothing else is; a state may have it under any
-    of its names. The result shares no memory with the state that could be written to.
+    The result has the same ties as `tree`; a state may have a tied array under any of its names.
+    The result shares no writable memory with the state.
 
     Args:
         tree: The tree to fill; it is not changed.
-        state: Arrays by name, as `state` gives them; of any backend.
-        strict: False leaves arrays that `state` lacks as they are, and ignores what is left over.
-            Buffers that torch leaves out of a `state_dict` may be missing in any case.
-        source: Whether the state is that of the model that `convert` made `tree` of.
+        state: Arrays by name, as `state` returns them; of any backend.
+        strict: False keeps arrays that `state` lacks, and ignores extra ones in it. Buffers that
+            torch leaves out of a `state_dict` may be missing in any case.
+        source: Whether the state is that of the model from which `convert` made `tree`.
 
     Raises:
         StructureMismatchError: Names are missing or left over, a shape differs, `state` has
@@ -155,9 +155,9 @@ def _load(tree: T, state: Mapping[str, Any], strict: bool, like: Any) -> T:
     routes = [route for *_, route in steps.values()]
     olds = [*places.values()]
     news = [route.arrays[0] for route in routes]
-    # What can be written to is copied, and apart from the rest, or the first step of a training
-    # would change the state, and places that are tied there but not here. What is divided among
-    # devices is copied part by part, unless it is of the same framework.
+    # Writable arrays are copied into separate memory, or the first step of a training would change
+    # the state, and arrays that are tied there but not here. Arrays divided among devices are
+    # copied part by part, unless they are of the same framework.
     arrays = news
     for copy in (None, True):
         chosen = [
@@ -187,7 +187,7 @@ def arrays_by_name(tree: Any) -> dict[str, Any]:
 
 
 def weights_of(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
-    """Returns the arrays of a model by the names that it has for them, and the inverse function.
+    """Returns the arrays of a model by its own names for them, and the inverse function.
 
     None for a tree whose arrays are named by their paths.
     """
@@ -199,7 +199,7 @@ def weights_of(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
 
 
 def in_one_form(old: Any, new: Any) -> tuple[Any, Any]:
-    """Returns an array and the one to replace it in one form: as words if only one is a key."""
+    """Returns an array and its replacement in the same form: as words if only one is a key."""
     adapter, origin = owner_of(old), owner_of(new)
     if bool(adapter.stays(old)) == bool(origin.stays(new)):
         return old, new
@@ -207,22 +207,22 @@ def in_one_form(old: Any, new: Any) -> tuple[Any, Any]:
 
 
 def from_one_form(new: Any, form: Any, old: Any) -> Any:
-    """Returns a new array in the form of the old one, of which `in_one_form` gave `form`."""
+    """Returns a new array in the form of the old one, for which `in_one_form` returned `form`."""
     return new if form is old else owner_of(old).from_portable(new, old)
 
 
 def _by_source(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
-    """Returns the arrays of a converted model as its source has them, and the way back.
+    """Returns the arrays of a converted model as its source has them, and the inverse function.
 
     Raises:
-        ConversionError: It was not converted.
+        ConversionError: The tree is not a converted model.
     """
     for adapter in adapters(Models):
         weights = adapter.weights(tree) or adapter.source_weights(tree)
         if weights is not None:
             return weights
         program = adapter.program_of(tree)
-        if program is not None:  # it has kept the names, and may have got generators beside
+        if program is not None:  # it has the source's names, and perhaps additional generators
             names = {str(i.target) for i in program.inputs if i.kind in ("parameter", "buffer")}
             names |= program.aliases.keys()
             arrays = {name: array for name, array in arrays_by_name(tree).items() if name in names}
@@ -234,11 +234,11 @@ def _by_source(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
 
 
 def _other_shape(adapter: Arrays, old: Any, source: Arrays, new: Any) -> str | None:
-    """Describes what is wrong with an array of a state, or with the array that it replaces."""
+    """Describes a mismatch between an array of a state and the array that it replaces."""
     try:
         wanted, given = adapter.shape(old), source.shape(new)
         device, origin = adapter.device(old), source.device(new)
-    except (RuntimeError, TypeError) as error:  # one of them has none, or was deleted
+    except (RuntimeError, TypeError) as error:  # an array has no shape, or was deleted
         return str(error)
     if device.kind == "meta" != origin.kind:
         return "the tree has no memory there, and load_state keeps devices: use materialize"
@@ -253,7 +253,7 @@ def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]
         loaded: Identity -> the new array.
 
     Raises:
-        StructureMismatchError: A view is to have other values than its base.
+        StructureMismatchError: The values of a view differ from those of its base.
     """
     of_backend: dict[str, list[Any]] = {}
     for identity, (_, old) in places.items():
@@ -286,7 +286,7 @@ def refill(tree: T, replace: Callable[[Link, Any], Any]) -> T:
 
 
 def at(link: Link) -> Callable[[Any], Link]:
-    """Returns a function that gives a known place, as `check_leaf` asks for it."""
+    """Returns a function that always returns a link, for `check_leaf`."""
     return lambda _: link
 
 
@@ -295,14 +295,14 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 
 def identity_of(name: str, array: Any) -> Any:
-    """Returns the identity that tied places share; constants such as `np.True_` are not tied."""
+    """Returns an identity that tied arrays share; constants such as `np.True_` are not tied."""
     return name if kind_of(type(array)) in WITHOUT_IDENTITY else id(array)
 
 
 def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
     """Returns the arrays of a tree by name, each with its link.
 
-    Those that a program computes with, and that no state has, are left out.
+    Constants of programs, which no state has, are left out.
     """
     named: dict[str, tuple[Link, Any]] = {}
     for link, leaf, node_type, _ in walk(tree, once=False, enter=items_in_state):
@@ -320,7 +320,7 @@ def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
 
 
 def items_in_state(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
-    """Returns the children of a node of which a state has arrays; None for a leaf."""
+    """Returns the children of a node whose arrays belong to a state; None for a leaf."""
     if kind in LEAVES:
         return None
     if not isinstance(kind, NodeType):
@@ -349,10 +349,10 @@ def constants_in(tree: Any) -> dict[str, Any]:
 def left_over(
     tree: Any, state: Mapping[str, Any], named: Mapping[str, tuple[Link, Any]], strict: bool
 ) -> list[str]:
-    """Describes what a state has under names of no array of a tree.
+    """Describes the entries of a state whose names are not those of arrays of a tree.
 
-    Without `strict` only arrays in the place of something else, which would be dropped, and floats
-    that would be cast without what may be their scales.
+    Without `strict`, describes only arrays that would be dropped because the tree has another
+    object there, and floats that would be cast although an extra entry may hold their scales.
     """
     left = [name for name in state if name not in named]
     if not left:
@@ -386,7 +386,7 @@ def _is_narrow(array: Any) -> bool:
 def _route_to(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -> Route:
     """Returns a mover to the backend, device and dtype of the old array.
 
-    Values for one on a mesh get its dtype where they are, before they are divided.
+    For an array on a mesh, values are cast on their own device, before they are divided.
     """
     dtype, origin = source.dtype(new), source.device(new)
     wanted = held = adapter.dtype(old)
@@ -397,16 +397,16 @@ def _route_to(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -
 
 
 def _copy_of(route: Route, old: Any) -> bool | None:
-    """Returns whether values are copied for the place of an old array; None where need be."""
+    """Returns whether values that replace an old array are copied; None for only if needed."""
     is_apart = _is_on_mesh(old) and route.source is not owner_of(old)
     return None if route.source.frozen or is_apart else True
 
 
 def _put(array: Any, old: Any, name: str) -> Any:
-    """Returns values, in the dtype of an old array, as they are to take its place.
+    """Returns values, already in the dtype of an old array, in the form that replaces it.
 
     Raises:
-        PlacementError: It lies on a mesh in uneven parts, which its framework cannot make.
+        PlacementError: The old array is divided unevenly, which its framework cannot repeat.
     """
     if not _is_on_mesh(old):
         return owner_of(old).like(array, old)
@@ -420,10 +420,10 @@ def _put(array: Any, old: Any, name: str) -> Any:
 
 
 def place_as_before(old: Any, new: Any) -> Any:
-    """Shards new values like the array they replace; None for one without a mesh."""
+    """Shards new values like the array they replace; None if it is not on a mesh."""
     if not _is_on_mesh(old):
         return None
-    from fmapper.moves.onto_mesh import place_as  # for few trees
+    from fmapper.moves.onto_mesh import place_as  # few trees need it
 
     return place_as(old, new)
 

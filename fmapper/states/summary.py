@@ -1,4 +1,4 @@
-"""Seeing a tree: what is where, how large, on which device, and what is the same object."""
+"""Summaries of trees: the path, size and device of each object, and ties."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Summary:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays; those that are tied, or views of others, are counted once."""
+        """Bytes of all arrays; tied arrays and views are counted once."""
         return sum(total.nbytes for total in self.totals.values())
 
     def __str__(self) -> str:
@@ -110,15 +110,15 @@ def summary(
 ) -> Summary:
     """Summarises a tree: class, shape, dtype, device and bytes of each place.
 
-    An object that was there before is pointed at by its first path and not entered again, so that
-    ties show and cycles end; its bytes are counted once. A run of like items in a list is folded
-    into one line (`[0..11]  12 x Block`), with what is in the first of them below it.
+    A repeated object is shown by its first path and not entered again, so that ties are visible and
+    cycles end; its bytes are counted once. A run of like items in a list is folded into one line
+    (`[0..11] 12 x Block`), followed by the contents of the first item.
 
     Args:
-        tree: Anything. No array is looked into.
-        depth: How deep the printed tree goes; None for all the way.
-        max_rows: How many lines are printed.
-        fold: Whether like items are folded.
+        tree: Anything. Values of arrays are not read.
+        depth: The depth of the printed tree; None for no limit.
+        max_rows: The maximal number of printed lines.
+        fold: Whether to fold like items.
 
     Returns:
         A `Summary`: print it, or look at its `rows` and `totals`.
@@ -130,8 +130,7 @@ def summary(
         >>> made.nbytes, [str(row.path) for row in made.rows if row.same_as is not None]
         (64, ['head.w'])
 
-    Marking repeats by their first path is the way of treescope,
-    https://treescope.readthedocs.io.
+    Marking repeats by their first path follows treescope, https://treescope.readthedocs.io.
     """
     sync()
     return Summary(Inventory(tree), depth, max_rows, fold)

@@ -1,4 +1,4 @@
-"""The trainable arrays of a tree as one vector, and the way back."""
+"""The trainable arrays of a tree as one vector, and the inverse."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ T = TypeVar("T")
 def destructure(tree: T) -> tuple[Any, Callable[[Any], T]]:
     """Flattens the trainable arrays of a tree to one vector; returns it and the inverse.
 
-    Those are the floating and complex arrays, less what is not trained; see `trainables`. A tied
-    array is in the vector once. The vector has the dtype to which those of the arrays
-    promote; the way back gives every array its own dtype again (a real one takes the real part),
-    ties what was tied, and carries all else over. It can be differentiated, jitted and vmapped.
+    Those are the floating and complex arrays that are trained; see `trainables`. The vector
+    contains a tied array once, and has the promoted dtype of all arrays. The inverse restores every
+    array's dtype (real arrays take the real part) and all ties, and carries over the rest. It can
+    be differentiated, jitted and vmapped.
 
     Returns:
         The vector, of shape (n,), and `rebuild(vector) -> tree`.
 
     Raises:
         MixedDevicesError: The arrays are not on one device of one backend.
-        NotAFunctorError: An object that nobody declared holds arrays.
+        NotAFunctorError: An undeclared object holds arrays.
 
     The idea is that of `Optimisers.destructure`, https://fluxml.ai/Optimisers.jl.
 
@@ -84,7 +84,7 @@ def destructure(tree: T) -> tuple[Any, Callable[[Any], T]]:
 
 
 def _flatten(array: Any, link: Link) -> Any:
-    """Returns an array in one dimension.
+    """Flattens an array to one dimension.
 
     Raises:
         UnsupportedLeafError: It has no shape or no strides; names the path.
@@ -103,10 +103,10 @@ def _flatten(array: Any, link: Link) -> Any:
 
 
 def _join(parts: Sequence[Any], links: Sequence[Link]) -> Any:
-    """Returns flat arrays as one vector of the dtype that they promote to.
+    """Joins flat arrays into one vector of their promoted dtype.
 
     Raises:
-        UnsupportedLeafError: One does not promote, or has no values; names the path.
+        UnsupportedLeafError: An array does not promote, or has no values; names the path.
     """
     xp: Any = array_namespace(parts)
     try:
