@@ -28,8 +28,8 @@ def host_memory(root: Path = _ROOT) -> tuple[int | None, int | None]:
     Args:
         root: The root of the file system.
     """
-    here = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo") if ":" in line)
-    total, free = _kibibytes(here.get("MemTotal")), _kibibytes(here.get("MemAvailable"))
+    fields = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo") if ":" in line)
+    total, free = _kibibytes(fields.get("MemTotal")), _kibibytes(fields.get("MemAvailable"))
     if total is None and root == _ROOT:
         total = _total_of_the_system()
     for limit, used in _control_groups(root):

@@ -36,8 +36,8 @@ def axes_for(what: str, bars: int, axes: Axes | None = None) -> Axes:
             f"Install it: {install_command('matplotlib')}"
         ) from error
 
-    _, made = pyplot.subplots(figsize=(8, 1.6 + _BAR * max(bars, 2)), layout="constrained")
-    return made
+    _, new = pyplot.subplots(figsize=(8, 1.6 + _BAR * max(bars, 2)), layout="constrained")
+    return new
 
 
 def draw_memory(plan: Plan, depth: int, axes: Axes | None) -> Axes:

@@ -54,10 +54,10 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> RenderableT
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(*headings, box=None, pad_edge=False)
+    grid = Table(*headings, box=None, pad_edge=False)
     for row in rows:
-        made.add_row(*map(Text, row))
-    return made
+        grid.add_row(*map(Text, row))
+    return grid
 
 
 def columns(rows: Iterable[Sequence[str]]) -> str:

@@ -278,16 +278,16 @@ class Arrays(Framework):
         """
         native = self.aliases.get(kind, kind)
         devices = self.devices()
-        there = [device for device in devices if device.kind == native]
-        if kind == "gpu" and not there:
-            there = [device for device in devices if device.is_accelerator]
-        for device in there:
+        matches = [device for device in devices if device.kind == native]
+        if kind == "gpu" and not matches:
+            matches = [device for device in devices if device.is_accelerator]
+        for device in matches:
             if index in (None, 0 if device.index is None else device.index):
                 return device
-        here = ", ".join(map(str, devices)) or "nothing"
-        wanted = Device(self.name, there[0].kind if there else native, index)
+        listed = ", ".join(map(str, devices)) or "nothing"
+        wanted = Device(self.name, matches[0].kind if matches else native, index)
         raise DeviceUnavailableError(
-            f"{wanted} is not available: {self.why_not(wanted.kind, index)}. Here: {here}."
+            f"{wanted} is not available: {self.why_not(wanted.kind, index)}. Here: {listed}."
         )
 
     def in_memory(self, device: Device, memory: str | None) -> Device:

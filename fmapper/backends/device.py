@@ -105,13 +105,13 @@ def good_strings() -> list[str]:
 
     Does not start any device.
     """
-    here = _known_devices()
+    available = _known_devices()
     short: dict[str, None] = {"cpu": None}
-    for device in here:
+    for device in available:
         if device.is_accelerator:
             short[device.kind] = None
             short["gpu"] = None
-    full = [str(device) for device in here]
+    full = [str(device) for device in available]
     return [*short, *full]
 
 

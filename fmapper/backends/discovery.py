@@ -115,8 +115,8 @@ def _is_ready(name: str) -> bool:
 
 
 def _load(framework: str) -> Framework:
-    made = _sources()[framework]()
-    adapter: Framework = made() if isinstance(made, type) else made
+    loaded = _sources()[framework]()
+    adapter: Framework = loaded() if isinstance(loaded, type) else loaded
     _by_framework[framework] = adapter
     return register_adapter(adapter)
 
@@ -149,12 +149,12 @@ def memory_advice() -> list[str]:
 
     Each has an allocator of its own, which reserves memory that the others then lack.
     """
-    there = [
+    users = [
         adapter
         for adapter in adapters(Arrays)
         if any(device.is_accelerator for device in adapter.known_devices())
     ]
-    return [adapter.keeps_of_a_gpu for adapter in there if len(there) > 1]
+    return [adapter.keeps_of_a_gpu for adapter in users if len(users) > 1]
 
 
 def _adapters_with(facet: type[Facet]) -> tuple[Facet, ...]:

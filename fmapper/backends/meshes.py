@@ -37,9 +37,9 @@ class PackedAxes(tuple[str, ...]):
 
     def __new__(cls, axes: Iterable[str], sizes: Iterable[int]) -> PackedAxes:
         """Creates the axes."""
-        made = super().__new__(cls, axes)
-        made.sizes = tuple(sizes)
-        return made
+        packed = super().__new__(cls, axes)
+        packed.sizes = tuple(sizes)
+        return packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,10 +116,10 @@ class NodeType(nodes.NodeType):
             plain: As above.
             facts: As above.
         """
-        made: Self = object.__new__(cls)
-        nodes.NodeType.__init__(made, open, items, plain)
-        made._learn(facts)
-        return made
+        node_type: Self = object.__new__(cls)
+        nodes.NodeType.__init__(node_type, open, items, plain)
+        node_type._learn(facts)
+        return node_type
 
     def _learn(self, facts: Facts) -> None:
         unknown = sorted(facts.keys() - Facts.__annotations__.keys())

@@ -33,12 +33,12 @@ class Checkpoint(dict[str, Any]):
     @classmethod
     def of(cls, path: Place, format: str, contents: Contents) -> Checkpoint:
         """Builds the mapping from what was read."""
-        made = cls(contents.arrays)
-        made.update((name, contents.arrays[first]) for name, first in contents.ties.items())
-        made.update(contents.values)
-        made.path, made.format, made.metadata = path, format, contents.metadata
-        made.objects = contents.objects
-        return made
+        checkpoint = cls(contents.arrays)
+        checkpoint.update((name, contents.arrays[first]) for name, first in contents.ties.items())
+        checkpoint.update(contents.values)
+        checkpoint.path, checkpoint.format, checkpoint.metadata = path, format, contents.metadata
+        checkpoint.objects = contents.objects
+        return checkpoint
 
     @property
     def quantization(self) -> dict[str, Any] | None:

@@ -187,20 +187,20 @@ def _difference(target: Place, form: Format, contents: Contents, texts: Mapping[
     """Says how a target differs from what would be written; empty if it does not."""
     from fmapper.checkpoints.inspection import diff  # for targets that are there
 
-    current, there = read_contents(target)
+    current, stored = read_contents(target)
     if type(current) is not type(form):
         return f"it is in the format {current.name}"
     if isinstance(form, SafetensorsFolder):
         names = [name for name, _ in shards(contents.arrays, form.most)]
-        if [file.name for file in there.files] != names:
+        if [file.name for file in stored.files] != names:
             return "its shards are others"
     for name, text in texts.items():
         file = Path(str(target)) / name
         if not file.is_file() or file.read_bytes() != text:
             return f"{name} differs"
-    pair = (Checkpoint.of(target, form.name, side) for side in (there, contents))
+    pair = (Checkpoint.of(target, form.name, side) for side in (stored, contents))
     for difference in diff(*pair).differences:  # formats without bools have 0 and 1
-        if difference.what != "value" or there.values.get(difference.name) != contents.values.get(
+        if difference.what != "value" or stored.values.get(difference.name) != contents.values.get(
             difference.name
         ):
             return str(difference)

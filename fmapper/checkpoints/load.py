@@ -215,10 +215,10 @@ def _rename(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:
 
 
 def _with_contents(checkpoint: Checkpoint, contents: Mapping[str, Any]) -> Checkpoint:
-    made = Checkpoint(contents)
-    made.path, made.format, made.metadata = checkpoint.path, checkpoint.format, checkpoint.metadata
-    made.objects = checkpoint.objects
-    return made
+    copy = Checkpoint(contents)
+    copy.path, copy.format, copy.metadata = checkpoint.path, checkpoint.format, checkpoint.metadata
+    copy.objects = checkpoint.objects
+    return copy
 
 
 def _in_kinds_of_tree(
@@ -382,12 +382,14 @@ def _missing_arrays(
 
     What is tied may stand under any of its names.
     """
-    there = {identity_of(name, old) for name, old in named.items() if name in checkpoint}
+    present = {identity_of(name, old) for name, old in named.items() if name in checkpoint}
     transient = transient_in(like)
     return [
         name
         for name, old in named.items()
-        if not is_abstract(old) and identity_of(name, old) not in there and id(old) not in transient
+        if not is_abstract(old)
+        and identity_of(name, old) not in present
+        and id(old) not in transient
     ]
 
 

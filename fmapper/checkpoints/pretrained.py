@@ -189,11 +189,11 @@ def from_pretrained(
                 arrays, pretrained.quantization, dense, metadata=checkpoint.metadata
             )
         chosen = pretrained.rules(arrays) if rules is None else rules
-        made = chosen.apply(arrays)
+        named = chosen.apply(arrays)
         model = pretrained.model
-        state = _select(model, _weights(model)[0], made, pretrained, source)
+        state = _select(model, _weights(model)[0], named, pretrained, source)
         _check_shapes(state, model, source)
-        _check_left(arrays, made, chosen, pretrained, source)
+        _check_left(arrays, named, chosen, pretrained, source)
         target = None if to == pretrained.backend else to
         recorded = {"example_inputs": example_inputs, "example_kwargs": example_kwargs}
         recorded["dynamic_shapes"] = None if dynamic_shapes == "auto" else dynamic_shapes
@@ -213,7 +213,7 @@ def from_pretrained(
                     return model if device is None else to_device(device)(model)
             say(f"reading the weights of {source.name}")
             tree, back = _weights(model)
-            state = _select(model, tree, made, pretrained, source)
+            state = _select(model, tree, named, pretrained, source)
             if offload is not None:
                 return offload(model, state)
             place = None if sharding is None else sharding.placer(model)
@@ -234,11 +234,11 @@ def _note_of(inputs: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except ConversionError as error:
-        made = ", ".join(f"{name}{list(array.shape)}" for name, array in inputs.items())
+        shapes = ", ".join(f"{name}{list(array.shape)}" for name, array in inputs.items())
         if inputs:
             error.add_note(
-                f"The example inputs were made from the configuration: {made}. If the model takes "
-                "others, pass them as example_kwargs="
+                f"The example inputs were made from the configuration: {shapes}. If the model "
+                "takes others, pass them as example_kwargs="
             )
         raise
 
@@ -255,14 +255,19 @@ def _convert(
     from fmapper.programs import convert as conversion  # not for a model that stays as it is
 
     convert: Any = conversion.convert_with_arrays
-    made: Mapping[str, Any] = {}
+    examples: Mapping[str, Any] = {}
     if not args and not kwargs:
-        made = pretrained.example_kwargs
+        examples = pretrained.example_kwargs
         if dynamic_shapes == "auto":
             dynamic_shapes = pretrained.dynamic_shapes
-    with _note_of(made):
+    with _note_of(examples):
         return convert(
-            pretrained.model, to, args, {**made, **kwargs}, dynamic_shapes=dynamic_shapes, **options
+            pretrained.model,
+            to,
+            args,
+            {**examples, **kwargs},
+            dynamic_shapes=dynamic_shapes,
+            **options,
         )
 
 
@@ -292,7 +297,7 @@ def _unknown(folder: Path) -> CheckpointError:
 
 def _check_left(
     arrays: Mapping[str, LazyArray],
-    made: Mapping[str, LazyArray],
+    named: Mapping[str, LazyArray],
     rules: Rules,
     pretrained: Pretrained,
     source: Path,
@@ -311,7 +316,9 @@ def _check_left(
         for name in change.names
     ]
     left = [
-        n for n in (*dropped, *(n for n in made if n not in expected)) if not pretrained.may_have(n)
+        n
+        for n in (*dropped, *(n for n in named if n not in expected))
+        if not pretrained.may_have(n)
     ]
     shown = f"{', '.join(left[:5])}{' and others' * (len(left) > 5)}"
     narrow = [name for name, array in arrays.items() if is_narrow(array)]
@@ -465,11 +472,11 @@ def save_pretrained(
             )
         arrays = {n: _widen(stored[n], a) for n, a in wanted.items() if id(a) not in leave}
         back = pretrained.rules_back() if rules is None else rules.inverse()
-        made = back.apply(arrays)
+        named = back.apply(arrays)
         with new_folder(target) as beside:
             for name, text in pretrained.files().items():
                 (beside / name).write_text(text, encoding="utf-8")
-            form.write(Writer(beside), Contents(made))
+            form.write(Writer(beside), Contents(named))
 
 
 def _origin_of(model: Any) -> str:

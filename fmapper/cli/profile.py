@@ -74,7 +74,7 @@ def profile(
     from fmapper.profiles.profile import profile as measure
 
     check_folders(json, plot)
-    made = measure(
+    result = measure(
         load_model(model),
         inputs_of(example),
         None if devices is None else _words(devices),
@@ -85,12 +85,12 @@ def profile(
         predict=predict,
         accelerator=accelerator,
     )
-    print_report(made)
+    print_report(result)
     if json is not None:
-        write_text(json, made.to_json() + "\n")
+        write_text(json, result.to_json() + "\n")
     if plot is not None:
         with whole_file(plot) as beside:
-            made.plot(beside)
+            result.plot(beside)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

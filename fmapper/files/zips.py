@@ -93,11 +93,11 @@ class ZipMembers(dict[str, ZipMember]):
     @classmethod
     def only(cls, file: _File, handle: int, member: ZipMember) -> ZipMembers:
         """Creates an instance for reading a single member."""
-        made = cls.__new__(cls)
-        made._file, made._handle = file, handle
-        made._near, made._near_at = b"", 0
-        made[member.name] = member
-        return made
+        archive = cls.__new__(cls)
+        archive._file, archive._handle = file, handle
+        archive._near, archive._near_at = b"", 0
+        archive[member.name] = member
+        return archive
 
     def _list(self) -> tuple[bytes, int, int]:
         """Returns the raw list of members, their number, and the offset where their data ends."""

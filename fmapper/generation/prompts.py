@@ -119,8 +119,8 @@ def _arrays(
         tokens = np.full((len(rows), width), max(decoding.pad_token_id or 0, 0), np.int64)
         mask = np.zeros((len(rows), width), bool)
         for at, row in enumerate(rows):
-            here = slice(width - len(row), None) if left else slice(len(row))
-            tokens[at, here], mask[at, here] = row, kept[at]
+            span = slice(width - len(row), None) if left else slice(len(row))
+            tokens[at, span], mask[at, span] = row, kept[at]
         return tokens, mask
     tokens = np.atleast_2d(np.asarray(to_numpy(input_ids)))
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":

@@ -225,11 +225,11 @@ class Dimensions:
         """Joins dimensions across a reshape: dividing a product divides its first factor."""
         groups, fits = reshape_groups([*map(self.size, old)], [*map(self.size, new)])
         if not fits:
-            here, there = groups.pop()
-            self.need([*old[here], *new[there]], call)
-        for here, there in groups:
-            left = [d for d in old[here] if self.size(d) != 1]
-            right = [d for d in new[there] if self.size(d) != 1]
+            source, target = groups.pop()
+            self.need([*old[source], *new[target]], call)
+        for source, target in groups:
+            left = [d for d in old[source] if self.size(d) != 1]
+            right = [d for d in new[target] if self.size(d) != 1]
             if left and right:
                 self.join(left[0], right[0])
                 self.need([*left[1:], *(right[1:] if len(left) > 1 else ())], call)

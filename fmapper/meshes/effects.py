@@ -50,11 +50,11 @@ def reduces(name: str, at: int | None = None) -> DimensionRule:
         asked = argument(call, name, at, ())
         if at is not None and (asked in (None, ()) or call.op.endswith(".default")):
             asked = range(len(x))
-        gone = _places(asked, len(x))
-        for dim in gone:
+        reduced = _places(asked, len(x))
+        for dim in reduced:
             dimensions.sum(x[dim], call)
         kept = len(results[0]) == len(x)
-        dimensions.align([d for i, d in enumerate(x) if kept or i not in gone], results[0])
+        dimensions.align([d for i, d in enumerate(x) if kept or i not in reduced], results[0])
 
     return rule
 

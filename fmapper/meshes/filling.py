@@ -66,21 +66,21 @@ class Placer:
 
     def finish(self, filled: T) -> T:
         """Returns the filled tree, with all of its arrays divided."""
-        made = self._sharding(filled)
+        sharded = self._sharding(filled)
         if not self._later:
-            return made
+            return sharded
         values = {
             name_of(link): self._later[id(leaf)][1]
             for link, leaf, kind in visit(filled)
             if kind is None and id(leaf) in self._later
         }
         new: dict[Any, Any] = {}
-        for link, leaf, kind in visit(made):
+        for link, leaf, kind in visit(sharded):
             name = "" if kind else name_of(link)
             if name in values and leaf not in new:
                 new[leaf] = self._read(leaf, values[name])
-        self._adapter.refill_gathered([node for _, node, kind in visit(made) if kind], new)
-        return made
+        self._adapter.refill_gathered([node for _, node, kind in visit(sharded) if kind], new)
+        return sharded
 
     def _read(self, old: Any, new: Any) -> Any:
         adapter, source = self._adapter, _arrays(new)
@@ -88,8 +88,8 @@ class Placer:
         if layout is None or source is not adapter:
             return place_as(old, new)
         shape, dtype = source.shape(new), source.dtype(new)
-        made = adapter.assemble(shape, dtype, *layout, lambda box: source.read_box(new, box))
-        return source.like(made, old)
+        array = adapter.assemble(shape, dtype, *layout, lambda box: source.read_box(new, box))
+        return source.like(array, old)
 
 
 def _arrays(array: Any) -> Arrays:

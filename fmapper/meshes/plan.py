@@ -171,7 +171,7 @@ def plan_array(
     """Plans one array."""
     shard = () if spec is None else shape if problem else shard_shape(spec, shape, mesh)
     size = itemsize(dtype)
-    mine = 0 if spec is None else math.prod(shard) * size
+    nbytes = 0 if spec is None else math.prod(shard) * size
     return PlannedShard(
-        path, shape, dtype, spec, rule, shard, math.prod(shape) * size, mine, problem
+        path, shape, dtype, spec, rule, shard, math.prod(shape) * size, nbytes, problem
     )

@@ -180,24 +180,24 @@ class Found:
                 met.setdefault(rule, name)
             first = min(taken, key=order.__getitem__, default=None)
             won.add(first)
-            said = (None, _NO_RULE) if first is None else (rules[first], _name(first))
-            earlier = self.rules.setdefault(id(array), said)
-            if earlier[1] in _WEAK and said[1] != _NO_RULE:
-                self.rules[id(array)] = said
-            elif said[1] not in _WEAK and _plain(earlier[0]) != _plain(said[0]):
+            entry = (None, _NO_RULE) if first is None else (rules[first], _name(first))
+            earlier = self.rules.setdefault(id(array), entry)
+            if earlier[1] in _WEAK and entry[1] != _NO_RULE:
+                self.rules[id(array)] = entry
+            elif entry[1] not in _WEAK and _plain(earlier[0]) != _plain(entry[0]):
                 raise PlacementError(
                     f"{self.where(array)} and {self._place(name, link)} are the same array, but "
-                    f"the rule {earlier[1]} says {earlier[0]!r} and the rule {said[1]} says "
-                    f"{said[0]!r}. Make both rules agree, or untie the arrays."
+                    f"the rule {earlier[1]} says {earlier[0]!r} and the rule {entry[1]} says "
+                    f"{entry[0]!r}. Make both rules agree, or untie the arrays."
                 )
 
         self._meet = meet  # type: ignore[method-assign]
         self._in_bundle = names_in_bundle(tree)
         start = frozenset(cls for cls in classes if isinstance(tree, cls))
         self._walk(tree, (start, False), down)
-        here = set(self.rules)
+        decided = set(self.rules)
         for array, link, state in lent:
-            if id(array) not in here:
+            if id(array) not in decided:
                 meet(array, link, state)
         problems = []
         for rule in order:
@@ -238,8 +238,8 @@ class Found:
     def _by_model(self, source: str, parts: Mapping[str, int]) -> None:
         named: dict[str, tuple[tuple[int, ...], Rule]] = {}
         for node in self.nodes:
-            said = _derive(node, parts) if source == DERIVE else axes_of(node)
-            for name, array, axes in said:
+            described = _derive(node, parts) if source == DERIVE else axes_of(node)
+            for name, array, axes in described:
                 self.rules[id(array)] = axes, source
                 named[name] = _shape(array), axes
         if not self.rules:
@@ -279,8 +279,8 @@ _NOTHING_SAID = {
 
 def axes_of(node: Any) -> Said:
     """Returns name, array and axes of the arrays for which a node declares axes."""
-    said = (adapter.axes(node) for adapter in adapters(Nodes))
-    return [*next(filter(None, said), ())]
+    described = (adapter.axes(node) for adapter in adapters(Nodes))
+    return [*next(filter(None, described), ())]
 
 
 def arrays_of(model: Any) -> Mapping[str, Any]:

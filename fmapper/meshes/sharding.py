@@ -197,11 +197,11 @@ class Sharding(Router):
                 packed = resolved.packed.get(id(array))
                 specs[id(array)] = even if packed is None else packed.divide(even, self._own)
             except (PlacementError, TypeError) as error:
-                said = f", by the rule {name}" if name else ""
+                clause = f", by the rule {name}" if name else ""
                 taken = [axis for axis in self.axes if axis not in self._own]
                 if any(repr(axis) in str(error) for axis in taken):
                     error = PlacementError(f"{error}; {', '.join(taken)} is for fsdp= alone")
-                problems.append(f"{resolved.where(array)}{said}: {error}")
+                problems.append(f"{resolved.where(array)}{clause}: {error}")
                 specs[id(array)] = problems[-1]
         if problems and refuse:
             more = f"\n... and {len(problems) - _SHOWN} more" * (len(problems) > _SHOWN)
@@ -257,10 +257,10 @@ class Sharding(Router):
             if program is not None:
                 named = _rules.arrays_of(node)
                 divided = {name: specs.get(id(array)) for name, array in named.items()}
-                lie = {name: spec for name, spec in divided.items() if isinstance(spec, tuple)}
+                sharded = {name: spec for name, spec in divided.items() if isinstance(spec, tuple)}
                 packed = {name for name, _, _ in packed_arrays(node)}
                 batch = self._meanings["zero"]
-                new = traffic(program, lie, self.axes, packed, gathered=batch)
+                new = traffic(program, sharded, self.axes, packed, gathered=batch)
             elif self.rules == _rules.MODEL and parts_of(self._meanings["tensor"], self.axes) > 1:
                 named = {name: array for name, array, _ in _rules.axes_of(node)}
                 new = Traffic(tuple(name for a in adapters(Nodes) for name in a.sums(node)))
@@ -295,11 +295,11 @@ class Sharding(Router):
         indices = [at for at, array in enumerate(arrays) if _arrays(array) is adapter]
         results: list[Any] = list(arrays)
         if self._on is None:
-            here = Mover("shard", adapter.name)
+            mover = Mover("shard", adapter.name)
             for at, array in enumerate(arrays):
-                mine = array if _arrays(array) is adapter else here(array)
+                local = array if _arrays(array) is adapter else mover(array)
                 try:
-                    results[at] = adapter.like(adapter.copy_whole(mine, self.mesh), array)
+                    results[at] = adapter.like(adapter.copy_whole(local, self.mesh), array)
                 except PlacementError as error:
                     raise PlacementError(f"{where(array)}: {error} {UNTOUCHED}") from error
             return results
@@ -310,11 +310,11 @@ class Sharding(Router):
                 except CopyNeededError as error:
                     raise CopyNeededError(f"{where(array)}: {error}. {UNTOUCHED}") from error
                 except (FmapperError, TypeError) as error:
-                    said = str(error).removesuffix(f" {UNTOUCHED}").removeprefix("model: ")
-                    raise PlacementError(f"{where(array)}: {said} {UNTOUCHED}") from error
-        mine = [arrays[at] for at in indices]
+                    reason = str(error).removesuffix(f" {UNTOUCHED}").removeprefix("model: ")
+                    raise PlacementError(f"{where(array)}: {reason} {UNTOUCHED}") from error
+        local = [arrays[at] for at in indices]
         wanted = [specs[at] for at in indices]
-        new = adapter.shard(mine, self._on, wanted, lambda at: where(mine[at]))
+        new = adapter.shard(local, self._on, wanted, lambda at: where(local[at]))
         for at, placed in zip(indices, new, strict=True):
             results[at] = adapter.like(placed, arrays[at])
         return results

@@ -146,9 +146,9 @@ class _Cutter:
             if self.last.get(call.name, -1) >= stop and call.name not in self.repeated
         ]
         calls = [*self._sizes(calls), *calls]
-        made = {call.name for call in calls}
+        computed = {call.name for call in calls}
         used = dict.fromkeys(name for call in calls for name in call.refs())
-        outside = [name for name in used if name not in made]
+        outside = [name for name in used if name not in computed]
         fixed: dict[str, Any] = {}
         values: list[str] = []
         arrays: list[str] = []
@@ -178,8 +178,8 @@ class _Cutter:
 
     def _sizes(self, calls: Sequence[Call]) -> list[Call]:
         """Returns the further calls that compute sizes for the given calls."""
-        made = {call.name for call in calls}
-        wanted = {name for call in calls for name in call.refs()} - made
+        computed = {call.name for call in calls}
+        wanted = {name for call in calls for name in call.refs()} - computed
         size_calls: list[Call] = []
         for name, call in reversed(self.repeated.items()):
             if name in wanted:

@@ -180,7 +180,7 @@ class OffloadedModel:
 
         from fmapper.programs.convert import convert
 
-        there: dict[Any, Any] = {}
+        moved: dict[Any, Any] = {}
         models: dict[str, Any] = {}
         stages: list[_Placed] = []
         for stage in split(self.program, ends):
@@ -190,11 +190,11 @@ class OffloadedModel:
             brought: dict[str, Any] = {}
             for name in stage.arrays:
                 if self._is_away(name) and key == self._devices.first:
-                    brought[name] = self._prepare(name, arrays[name], there)
+                    brought[name] = self._prepare(name, arrays[name], moved)
                 else:
-                    if (name, key) not in there:
-                        there[name, key] = mover(arrays[name])
-                    resident[name] = there[name, key]
+                    if (name, key) not in moved:
+                        moved[name, key] = mover(arrays[name])
+                    resident[name] = moved[name, key]
             if stage.form not in models:
                 to: Any = self._adapter.name
                 models[stage.form] = convert(stage.program, to, **options)
@@ -219,13 +219,13 @@ class OffloadedModel:
             return self._devices.first
         return self.plan.device_of(first)
 
-    def _prepare(self, name: str, array: Any, there: dict[Any, Any]) -> Any:
+    def _prepare(self, name: str, array: Any, moved: dict[Any, Any]) -> Any:
         """Returns an array in the form that is kept until use; a stored one is read each time."""
         if self.plan.device_of(name) == "disk" and _is_stored(array):
             return array
-        if (name, "cpu") not in there:
-            there[name, "cpu"] = self._devices.waiting(array)
-        return there[name, "cpu"]
+        if (name, "cpu") not in moved:
+            moved[name, "cpu"] = self._devices.waiting(array)
+        return moved[name, "cpu"]
 
     # --- calls ----------------------------------------------------------------------------------
 

@@ -306,8 +306,8 @@ def _hand_over(batch: Any) -> list[Callable[[], object]]:
         adapter = adapter_of(leaf) if node_type is None else None
         if adapter is not None:
             groups.setdefault(adapter.name, (adapter, []))[1].append(leaf)
-    made = [adapter.hand_over(arrays) for adapter, arrays in groups.values()]
-    return [receive for receive in made if receive is not None]
+    receivers = [adapter.hand_over(arrays) for adapter, arrays in groups.values()]
+    return [receive for receive in receivers if receive is not None]
 
 
 _workers: weakref.WeakSet[_Worker] = weakref.WeakSet()

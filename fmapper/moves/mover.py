@@ -344,8 +344,8 @@ def to_device(
         >>> import fmapper, numpy as np
         >>> model = fmapper.fmap(fmapper.to_device("cpu"), {"w": np.ones(2)})
     """
-    made = Mover("to_device", spec=parse_device(device))
-    return made._with(dtype=dtype, copy=copy, strict=strict, report=report)
+    mover = Mover("to_device", spec=parse_device(device))
+    return mover._with(dtype=dtype, copy=copy, strict=strict, report=report)
 
 
 to_cpu = Mover("to_cpu", spec=DeviceSpec(None, "cpu"))

@@ -126,12 +126,12 @@ class Found:
 
     def _follow(self) -> None:
         """Routes the parameters of an optimizer, and their state, by their places in the model."""
-        here = set(self.rules)
+        matched = set(self.rules)
         followers = []
         for i, won, link in self._lent:
             if i in self._leads:
                 followers.append((i, won, link))
-            elif i not in here:
+            elif i not in matched:
                 self.rules.setdefault(i, {}).setdefault(won, link)
         for i, won, link in followers:
             lead = self.rules.get(id(self._leads[i]), {won: link})

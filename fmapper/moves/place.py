@@ -327,10 +327,10 @@ class _Placing(Router):
             adapter = adapter_of(group[0])
             assert adapter is not None
             for tie in find_view_ties(group, adapter) if adapter.may_share_memory(group) else ():
-                ends, said = [], []
+                ends, described = [], []
                 for leaf in (group[tie.view], group[tie.base]):
                     rule, link = next(iter(self.found.rules[id(leaf)].items()))
-                    said.append((link, self._says(rule)))
+                    described.append((link, self._says(rule)))
                     try:
                         ends.append(self._end(leaf, None if rule is None else self._movers[rule]))
                     except FmapperError:  # the move itself raises this error
@@ -339,7 +339,7 @@ class _Placing(Router):
                 if one_rule and len(set(ends)) == 1:  # in one batch with its base
                     self._base_of[id(group[tie.view])] = group[tie.base]
                 if len(set(ends)) > 1:
-                    (view, target), (base, other_target) = said
+                    (view, target), (base, other_target) = described
                     split[id(group[tie.view])] = (
                         f"{format_link(view)} is a view of {format_link(base)}, but {target} and "
                         f"{other_target}. Send both to the same place, or copy one. {UNTOUCHED}"

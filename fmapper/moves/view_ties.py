@@ -92,13 +92,13 @@ def remake(view: Any, base: Any, new_base: Any, source: Arrays, target: Arrays) 
         source: The adapter of the old arrays.
         target: The adapter of the new base.
     """
-    old, old_base, there = source.memory(view), source.memory(base), target.memory(new_base)
+    old, old_base, memory = source.memory(view), source.memory(base), target.memory(new_base)
     shape = source.shape(view)
     if target.frozen and old is not None and old == old_base and shape == source.shape(base):
         return new_base  # the whole base, as in a state dict of tied weights
-    if old is None or old_base is None or there is None:
+    if old is None or old_base is None or memory is None:
         return None
-    place = transplant(old, shape, old_base, source.shape(base), there)
+    place = transplant(old, shape, old_base, source.shape(base), memory)
     if place is None:
         return None
     try:

@@ -106,9 +106,9 @@ class Placed:
             self._ways[size] = lambda: host
             return self._ways[size]
         moved = mover_to(self.device)(host)
-        there = arrays_of(moved)
-        load = loader(self.device, to_numpy(there))
-        place = {id(array): at for at, array in enumerate(there)}
+        arrays = arrays_of(moved)
+        load = loader(self.device, to_numpy(arrays))
+        place = {id(array): at for at, array in enumerate(arrays)}
 
         if all(id(argument) in place for argument in moved):
             order = [place[id(argument)] for argument in moved]
@@ -131,21 +131,21 @@ class Placed:
     def cell(self, size: int) -> ProfileCell:
         """Measures one batch size."""
         clock, wait, device = timing.clock, self.adapter.wait, self.device
-        there = self.inputs(size)
-        wait(device, there)
+        inputs = self.inputs(size)
+        wait(device, inputs)
         start = clock()
-        results = self.run(*there)
+        results = self.run(*inputs)
         wait(device, results)
         first_call = clock() - start
-        traffic = self._traffic_of(there, results)
-        del there, results
+        traffic = self._traffic_of(inputs, results)
+        del inputs, results
 
         def once() -> tuple[float, ...]:
             start = clock()
-            there = self.inputs(size)
-            wait(device, there)
+            inputs = self.inputs(size)
+            wait(device, inputs)
             arrived = clock()
-            results = self.run(*there)
+            results = self.run(*inputs)
             wait(device, results)
             computed = clock()
             # What a step needs of its gradient stays where it is.
@@ -190,14 +190,14 @@ class Placed:
     def traffic(self, size: int) -> Traffic:
         """Returns the bytes in and out of a run, and the latency of an empty transfer."""
         if size not in self._traffic:
-            there = self.inputs(size)
-            self._traffic[size] = self._traffic_of(there, self.run(*there))
+            inputs = self.inputs(size)
+            self._traffic[size] = self._traffic_of(inputs, self.run(*inputs))
         host_in, host_out = min(self._host_in, default=0.0), min(self._host_out, default=0.0)
         return dataclasses.replace(self._traffic[size], host_in=host_in, host_out=host_out)
 
     def _traffic_of(self, inputs: Any, results: Any) -> Traffic:
-        sent, got = arrays_of(inputs), arrays_of(results[0] if self.bench.train else results)
-        return Traffic(_nbytes(sent), _nbytes(got), len(sent), len(got))
+        sent, received = arrays_of(inputs), arrays_of(results[0] if self.bench.train else results)
+        return Traffic(_nbytes(sent), _nbytes(received), len(sent), len(received))
 
 
 def _with_gradient(call: Callable[..., Any]) -> Callable[..., Any]:

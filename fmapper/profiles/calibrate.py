@@ -61,8 +61,8 @@ def calibrate(device: Device) -> Accelerator:
         share = achieved if dtype == "float32" else share
     flops["float16"] = flops["bfloat16"]
 
-    there = move(large)
-    doubled = time(adapter.runner(_sum, there, compile=None), there)
+    array = move(large)
+    doubled = time(adapter.runner(_sum, array, compile=None), array)
     memory, memory_share = rate(2.0 * _LINK, doubled)
 
     copy = time(loader(device, [small]))

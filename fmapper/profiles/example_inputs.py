@@ -105,8 +105,8 @@ class _Reader:
             value = keyword.value
             dtype = value.id if isinstance(value, ast.Name) else self._literal(value)
         try:
-            made = makers[name](*arguments)
-            return made if dtype is None else made.astype(self._dtype(dtype))
+            array = makers[name](*arguments)
+            return array if dtype is None else array.astype(self._dtype(dtype))
         except (TypeError, ValueError, MemoryError) as error:
             raise self._wrong(f"{ast.unparse(call)}: {error}") from error
 

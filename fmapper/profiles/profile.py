@@ -123,8 +123,8 @@ def profile(
         card = chosen or _card_here(places) or find_accelerator("H200")
         predicted, more = _predict_all(places, bench, card, {cell.device for cell in cells})
     notes += _unsteady(cells)
-    made = {cell.device for cell in predicted}
-    absent = [f"{why}; {_fate(name, made)}." for name, why in places.absent.items()]
+    names = {cell.device for cell in predicted}
+    absent = [f"{why}; {_fate(name, names)}." for name, why in places.absent.items()]
     notes = [*absent, *places.notes, *notes, *more, *dict.fromkeys(text for text, _ in warned)]
     cards = {cell.device: card for cell in predicted}
     return Profile(
@@ -232,8 +232,8 @@ def _failure(device: Device, size: int | None, error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     """Returns the first line of an error."""
-    said = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    return said if isinstance(error, FmapperError) else f"{type(error).__name__}: {said}"
+    line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    return line if isinstance(error, FmapperError) else f"{type(error).__name__}: {line}"
 
 
 # --- accelerators that are not present -----------------------------------------------------------
@@ -269,8 +269,8 @@ def _predict_all(
                     break
                 unseen |= dict.fromkeys(counts.unseen)
                 traffic = placed.traffic(size)
-                made = predicted_run(counts, traffic, card, bench.dtype)
-                cells.append(_predicted_cell(name, size, counts, traffic, made))
+                prediction = predicted_run(counts, traffic, card, bench.dtype)
+                cells.append(_predicted_cell(name, size, counts, traffic, prediction))
         except Exception as error:  # whatever the model raises
             notes.append(f"{name} is not predicted. {_failure(device, size, error)}")
         notes += [f"{name}: {text}" for text in unseen]
@@ -278,9 +278,9 @@ def _predict_all(
 
 
 def _predicted_cell(
-    name: str, size: int, counts: Counts, traffic: Traffic, made: Prediction
+    name: str, size: int, counts: Counts, traffic: Traffic, prediction: Prediction
 ) -> ProfileCell:
-    come, compute, go = made.transfer_in, made.compute, made.transfer_out
+    come, compute, go = prediction.transfer_in, prediction.compute, prediction.transfer_out
     least, likely, most = (
         moving / (moving + computing)
         for moving, computing in (
@@ -295,7 +295,7 @@ def _predicted_cell(
         come,
         compute,
         go,
-        made.total,
+        prediction.total,
         Timing(likely, least, most, 0),
         first_call=None,
         bytes_in=int(traffic.bytes_in),
@@ -304,7 +304,7 @@ def _predicted_cell(
         arrays_out=traffic.arrays_out,
         host_in=traffic.host_in,
         host_out=traffic.host_out,
-        bound=made.bound,
+        bound=prediction.bound,
         predicted=True,
         counts=counts,
     )

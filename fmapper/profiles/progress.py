@@ -22,8 +22,8 @@ class Progress:
     def __init__(self, steps: int, wanted: bool | None) -> None:
         self._steps, self._done = steps, 0
         self._forced = wanted is True
-        here = settings.progress and sys.stderr.isatty()
-        self._wanted = here if wanted is None else wanted
+        default = settings.progress and sys.stderr.isatty()
+        self._wanted = default if wanted is None else wanted
         self._start = time.monotonic()
         self._bar: Any = None
         self._task: Any = None

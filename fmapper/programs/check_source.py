@@ -46,7 +46,9 @@ def refuse_difference(
         if examined is None or train:
             return
         try:
-            mine = source.call(model, *inputs_for(source, args, kwargs, copy=True), train=False)
+            reference = source.call(
+                model, *inputs_for(source, args, kwargs, copy=True), train=False
+            )
         except FmapperError:
             raise
         except Exception as error:  # of the model's code, though it could be recorded
@@ -54,13 +56,13 @@ def refuse_difference(
                 f"{type(model).__name__} does not run on the examples itself, though it was "
                 f"recorded: {type(error).__name__}: {str(error).strip()[:500]}"
             ) from error
-    wrong = [d for d in differences(mine, examined[0]) if not _is_close(d)]
+    wrong = [d for d in differences(reference, examined[0]) if not _is_close(d)]
     if not wrong:
         return
     report = compare(model, converted, args, kwargs, train=False)
     if report.exact is not None and not any(d.note for d in wrong):
-        ours, its = report.exact
-        if its <= _SLACK * ours:
+        ours, theirs = report.exact
+        if theirs <= _SLACK * ours:
             return
     first = report.first
     name = type(model).__name__

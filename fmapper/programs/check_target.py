@@ -156,12 +156,12 @@ def _outcome(
 
 
 def _compare(
-    program: Program, run: Callable[..., Outcome], got: Outcome | None, about: str
+    program: Program, run: Callable[..., Outcome], outcome: Outcome | None, about: str
 ) -> None:
-    if got is None:
+    if outcome is None:
         return
     wanted = _by_path(*run(0.0))
-    actual = _by_path(*got)
+    actual = _by_path(*outcome)
     count = 0
     chosen = []
     for path, expected in wanted.items():

@@ -326,8 +326,8 @@ def _check_is_no_substitute(model: Any, source: Models | None, target: Models) -
     for adapter in adapters(Models):
         if advice := adapter.advice(model):
             name = type(model).__name__
-            there = adapter.name == family_of(target)
-            already = f" It is a program of {adapter.name} already." if there else ""
+            is_same = adapter.name == family_of(target)
+            already = f" It is a program of {adapter.name} already." if is_same else ""
             raise ConversionError(f"{name} is not a model: {advice}.{already}")
     if isinstance(model, list) and len(model) == 2 and inspect.isroutine(model[0]):
         raise ConversionError(

@@ -109,10 +109,10 @@ def _like(node: Any, spec: TreeSpec, new: Any) -> Any:
 def _replace(node: Any, kind: NodeType, values: dict[str, Any]) -> Any:
     """Returns a node with other children and attributes."""
     children = kind.children(node)
-    made = kind.rebuild(node, children | {key: values[key] for key in values.keys() & children})
+    rebuilt = kind.rebuild(node, children | {key: values[key] for key in values.keys() & children})
     for name in values.keys() - children.keys():
-        object.__setattr__(made, name, values[name])
-    return made
+        object.__setattr__(rebuilt, name, values[name])
+    return rebuilt
 
 
 def _parts(spec: TreeSpec) -> zip[tuple[Any, TreeSpec]]:

@@ -87,18 +87,18 @@ def record_program(
         program.lacks_training = str(error)
     if program.train and both:
         program.evaluation = replace(record(train=False), parameters={}, buffers={})
-        said = source.modes(model, args, kwargs)
-        if len({*said.values()}) < 2:
-            program.starts_in_training = any(said.values())
+        modes = source.modes(model, args, kwargs)
+        if len({*modes.values()}) < 2:
+            program.starts_in_training = any(modes.values())
         else:
             as_called = record(train=None)
             trains, evaluates = (
                 _compute_the_same(as_called, recorded) for recorded in (program, program.evaluation)
             )
             if not trains and not evaluates:
-                raise ConversionError(_mixed_modes_message(program.name, said))
+                raise ConversionError(_mixed_modes_message(program.name, modes))
             # where both do, as with a dropout of rate 0, the arguments decide: they come last
-            program.starts_in_training = [*said.values()][-1] if trains and evaluates else trains
+            program.starts_in_training = [*modes.values()][-1] if trains and evaluates else trains
     return program
 
 
@@ -111,9 +111,9 @@ def _compute_the_same(a: Program, b: Program) -> bool:
     return repr(graphs[0]) == repr(graphs[1]) and equals(a.constants, b.constants)
 
 
-def _mixed_modes_message(name: str, said: Mapping[str, bool]) -> str:
+def _mixed_modes_message(name: str, modes: Mapping[str, bool]) -> str:
     training, evaluation = (
-        ", ".join(cause for cause, trains in said.items() if trains is wanted)
+        ", ".join(cause for cause, trains in modes.items() if trains is wanted)
         for wanted in (True, False)
     )
     return (
@@ -291,20 +291,20 @@ class Auto(str):
     @classmethod
     def but(cls, fixed: Mapping[tuple[int, int], str], program: Program) -> Auto:
         """Returns `auto` for all other sizes that vary in a program."""
-        made = cls("auto")
+        auto = cls("auto")
         sizes = {
             (i, d): size
             for i, given in enumerate(user for user in program.inputs if user.kind == "user")
             for d, size in enumerate(given.shape)
         }
-        made.fixed = {place: "" for place, size in sizes.items() if isinstance(size, int)}
-        made.fixed.update(fixed)
-        made.names = {
+        auto.fixed = {place: "" for place, size in sizes.items() if isinstance(size, int)}
+        auto.fixed.update(fixed)
+        auto.names = {
             place: size
             for place, size in sizes.items()
             if isinstance(size, str) and size.isidentifier() and place not in fixed
         }
-        return made
+        return auto
 
 
 def lower_with_varying_sizes(

@@ -246,9 +246,9 @@ class _Filling:
         groups: dict[tuple[Mover, str | None], list[Any]] = {}
         filled = {}
         for identity, (_, _, old, new) in self.sources.items():
-            made = self._place(old, new) if self._is_right(old, new) else None
-            if made is not None:
-                filled[identity] = made
+            array = self._place(old, new) if self._is_right(old, new) else None
+            if array is not None:
+                filled[identity] = array
                 continue
             dtype = _adapter(old).dtype(old)
             whole = dtype if dtype.startswith(_INTEGERS) else None
@@ -264,9 +264,9 @@ class _Filling:
             news = carry_out(routes, values, links.__getitem__, copy=None)
             for identity, new in zip(identities, news, strict=True):
                 old = self.sources[identity][2]
-                made = _adapter(old).like(new, old)
-                placed = self._place(old, made)
-                filled[identity] = made if placed is None else placed
+                array = _adapter(old).like(new, old)
+                placed = self._place(old, array)
+                filled[identity] = array if placed is None else placed
         for identity, key in self.keys.items():
             filled[identity] = _adapter(key).from_portable(filled[identity], key)
         return filled

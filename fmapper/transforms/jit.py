@@ -78,7 +78,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
     checked: dict[int, Any] = {}
     hollowing = threading.RLock()
     reasons = _Reasons()
-    said: list[str] = []
+    noted: list[str] = []
 
     def program_for(adapter: Compute) -> Program:
         def run(arrays: Sequence[Any], key: Any) -> tuple[list[Any], Any]:
@@ -103,8 +103,8 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
                 reasons.found.clear()
                 programs.pop(adapter.name, None)
             raise
-        if reasons.found and not said:
-            said.append(reasons.found[0])
+        if reasons.found and not noted:
+            noted.append(reasons.found[0])
             name = getattr(fun, "__qualname__", type(fun).__name__)
             warn(f"jit runs {name} uncompiled: {reasons.found[0]}", NotCompiledWarning)
         reasons.found.clear()

@@ -264,10 +264,10 @@ def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
     rest: dict[str, Any] = {}
     if slots or attributes.keys() != names:
         children = {id(child) for _, child in items}
-        there = [(name, getattr(node, name)) for name in slots if hasattr(node, name)]
+        present = [(name, getattr(node, name)) for name in slots if hasattr(node, name)]
         rest.update(
             (name, snapshot(value))
-            for name, value in [*there, *attributes.items()]
+            for name, value in [*present, *attributes.items()]
             if name not in names and name not in cached and id(value) not in children
         )
     if issubclass(cls, defaultdict):

@@ -88,9 +88,9 @@ class Trained:
         boxes: dict[int, Any] = {}
         for link, value, kind, rule in walk(tree, state=_say(type(tree)).rule, down=_rule_below):
             if isinstance(kind, NodeType):
-                said = _say(type(value))
-                if said.names is not None:
-                    _check_names(value, said.names, kind.children(value), link)
+                declared = _say(type(value))
+                if declared.names is not None:
+                    _check_names(value, declared.names, kind.children(value), link)
                 self.computes = self.computes or kind.computed
                 if kind.box is not None:
                     boxes[id(value)] = value
@@ -122,11 +122,11 @@ def _rule_below(rule: Predicate | None, node: Any, key: Any, child: Any) -> Pred
     """Derives the rule for a child from the rule of its node."""
     if rule is _not:
         return _not
-    said = _known.get(type(node)) or _say(type(node))
-    if said.names is not None and key not in said.names:
+    declared = _known.get(type(node)) or _say(type(node))
+    if declared.names is not None and key not in declared.names:
         return _not
-    said = _known.get(type(child)) or _say(type(child))
-    return said.rule or rule
+    declared = _known.get(type(child)) or _say(type(child))
+    return declared.rule or rule
 
 
 class _Said(NamedTuple):
@@ -151,8 +151,8 @@ def _say(cls: type) -> _Said:
         rules = (adapter.training_rule(cls) for adapter in adapters(Nodes))
         declaration = declaration_of(cls)
         names = None if declaration is None else declaration.trainable
-        said = _Said(next(filter(None, rules), None), names)
-        return _known.setdefault(cls, said)
+        declared = _Said(next(filter(None, rules), None), names)
+        return _known.setdefault(cls, declared)
 
 
 def _by_itself(leaf: Any) -> bool:

@@ -94,15 +94,15 @@ def like(keep: Callable[[Any], None], new: Any, old: Any, make: Callable[[Any, A
         return make(new, old)
     is_known = kept.memo.get(id(old)) is new
     if is_known and not kept.again:  # it has no other place
-        made = kept.memo[id(old)] = make(new, old)
-        return made
-    _, earlier, made = kept.alike.get(id(new), (None, None, None))
+        result = kept.memo[id(old)] = make(new, old)
+        return result
+    _, earlier, result = kept.alike.get(id(new), (None, None, None))
     if earlier is not old:
-        made = make(new, old)
-        kept.alike[id(new)] = new, old, made
+        result = make(new, old)
+        kept.alike[id(new)] = new, old, result
         if is_known:
-            kept.memo[id(old)] = made
-    return made
+            kept.memo[id(old)] = result
+    return result
 
 
 # --- node types ----------------------------------------------------------------------------------

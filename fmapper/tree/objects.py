@@ -43,11 +43,11 @@ class Declarations(Source):
             node_type = container_type(cls) if issubclass(cls, tuple) else own_type_of(cls)
             if node_type is not None:
                 return node_type if names is None else restrict(node_type, names)
-        made = functor_type(cls, declaration)
-        made.computed = any(
+        functor = functor_type(cls, declaration)
+        functor.computed = any(
             isinstance(class_attribute(cls, name), property) for name in names or ()
         )
-        return made
+        return functor
 
 
 def functor_type(cls: type, declaration: Declaration) -> NodeType:
@@ -247,10 +247,10 @@ def _custom(
             if key in rebuilt and rebuilt[key] is not again[key]:
                 continue  # the class makes a new child on each access
             if key not in rebuilt or not _same(rebuilt[key], child):
-                got = _a(rebuilt[key]) if key in rebuilt else "nothing"
+                actual = _a(rebuilt[key]) if key in rebuilt else "nothing"
                 raise RebuildError(
                     f"{what} forgot the child {key!r}: it got {_a(child)}, but the new node holds "
-                    f"{got}. It must store the children without converting or copying them."
+                    f"{actual}. It must store the children without converting or copying them."
                 )
         return new
 

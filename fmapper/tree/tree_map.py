@@ -146,11 +146,11 @@ class TreeMap:
             for todo in kept.at_end:
                 todo(lambda old: new_of.get(id(old), old))
         if kept.alike and (kept.again or self.prefilled or rest):
-            made = {i: alike for i, (_, _, alike) in kept.alike.items()}
-            if self.prefilled or not made.keys().isdisjoint(map(id, kept.again)):
-                result = refill(result, made)
+            replaced = {i: alike for i, (_, _, alike) in kept.alike.items()}
+            if self.prefilled or not replaced.keys().isdisjoint(map(id, kept.again)):
+                result = refill(result, replaced)
             for i, new in memo.items():
-                memo[i] = made.get(id(new), new)
+                memo[i] = replaced.get(id(new), new)
         return result
 
     def _run(self, tree: Any, cursor: _Cursor | None) -> Any:

@@ -174,9 +174,9 @@ def align(
         for print_ in prints:
             if print_ is None:
                 continue
-            ones = _same(print_, index.get(print_.key, []), tables.get(print_.key), limit)
-            matched.update(id(other) for _, _, other in ones)
-            same = [(other, layout) for other, layout, _ in ones]
+            hits = _same(print_, index.get(print_.key, []), tables.get(print_.key), limit)
+            matched.update(id(other) for _, _, other in hits)
+            same = [(other, layout) for other, layout, _ in hits]
             matches = same if matches is None else matches  # the first result stands for the others
             matches = matches if same else []
         ranked = sorted(matches or [], key=lambda at: (at[1], abs(at[0] - number)))
@@ -290,7 +290,7 @@ def _frontier(
         not partners[i] and bool(seen.values) and seen.op not in (INPUT, WEIGHT)
         for i, seen in enumerate(run)
     ]
-    used = {i for at, ones in enumerate(operands) for i in ones if at != i}
+    used = {i for at, inputs in enumerate(operands) for i in inputs if at != i}
     ends = [i for i in _places(run, wrong) if is_open[i]]
     ends = ends or [i for i in range(len(run)) if i not in used and is_open[i]]
     depends = [False] * len(run)
@@ -317,8 +317,8 @@ def _partners_of_operands(
 ) -> frozenset[int]:
     """Returns the partners of what an operation takes."""
     names = set(run[at].operands)
-    return frozenset(k for seen, ones in zip(run, partners, strict=True) if seen.name in names
-                     for k in ones)  # fmt: skip
+    return frozenset(k for seen, group in zip(run, partners, strict=True) if seen.name in names
+                     for k in group)  # fmt: skip
 
 
 def _find_change(

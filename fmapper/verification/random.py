@@ -92,7 +92,8 @@ def _compare_dropout(compared: Outputs, a: Call, b: Call) -> tuple[Difference, .
         assert trial is not None
         drawn.append(trial.draw(trial.weights, range(SEEDS)))
     ours, theirs = (
-        {rate: ones for rate, ones in spreads.items() if len(ones) > 1} for spreads in drawn
+        {rate: samples for rate, samples in spreads.items() if len(samples) > 1}
+        for spreads in drawn
     )
     if not ours and not theirs:
         return ()

@@ -159,15 +159,17 @@ class Report:
 
     def __str__(self) -> str:
         lines = []
-        for what, ones in self.parts():
-            if not ones and what != "outputs":
+        for what, differences in self.parts():
+            if not differences and what != "outputs":
                 continue
-            wrong = [difference for difference in ones if not difference.ok]
-            lines.append(f"{len(ones) - len(wrong)} of {len(ones)} {what} agree")
-            if what != "outputs" and not any(difference.size for difference in ones):
-                lines[-1] = f"nothing was compared of {len(ones)} {what}: they are NaN in both"
+            wrong = [difference for difference in differences if not difference.ok]
+            lines.append(f"{len(differences) - len(wrong)} of {len(differences)} {what} agree")
+            if what != "outputs" and not any(difference.size for difference in differences):
+                lines[-1] = (
+                    f"nothing was compared of {len(differences)} {what}: they are NaN in both"
+                )
             wrong.sort(key=lambda difference: -difference.share)
-            shown = wrong[:_MOST] or (ones if what == "outputs" else ())
+            shown = wrong[:_MOST] or (differences if what == "outputs" else ())
             lines += [f"  {difference}" for difference in shown]
             if len(wrong) > _MOST:
                 lines.append(f"  and {len(wrong) - _MOST} more")

@@ -95,7 +95,7 @@ class Trained:
 
     def wrong(self) -> list[Difference]:
         """Returns the differences that are not allowed."""
-        every = [outcome for ones in (self.gradients, *self.steps) for outcome in ones]
+        every = [outcome for group in (self.gradients, *self.steps) for outcome in group]
         every += [] if self.loss is None else [self.loss]
         return [outcome for outcome in every if not outcome.ok]
 
@@ -304,14 +304,14 @@ def _train(
 def _stepper(trial: Trial, optimizer: Any, rate: float) -> Stepper:
     if isinstance(optimizer, str):
         return stepper(optimizer, rate)
-    made = trial.stepper(optimizer)
-    if made is None:
+    chosen = trial.stepper(optimizer)
+    if chosen is None:
         raise ConversionError(
             f"{type(optimizer).__name__} is not an optimizer of the framework of its model. Pass a "
             "torch.optim.Optimizer or a function that makes one for a module of torch, and a "
             "transformation of optax for a model of JAX."
         )
-    return made
+    return chosen
 
 
 def check_optimizers(optimizer: Any) -> tuple[Any, Any]:

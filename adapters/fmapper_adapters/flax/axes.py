@@ -21,13 +21,15 @@ def of_node(node: Any) -> Sequence[tuple[str, Any, Axes]]:
         return [("", node.value, tuple(node.names))]  # linen.Partitioned, LogicallyPartitioned
     if hasattr(type(node), "get_metadata") and hasattr(type(node), "get_value"):
         metadata = node.get_metadata()
-        said = next(filter(None, map(metadata.get, _KEYS)), None)
-        if said is not None:
-            return [("", node.get_value(), tuple(said))]
+        names = next(filter(None, map(metadata.get, _KEYS)), None)
+        if names is not None:
+            return [("", node.get_value(), tuple(names))]
     return ()
 
 
 def by_name(model: Any, arrays: Mapping[str, Any]) -> dict[str, Axes]:
     """Returns the axes that the nodes of a model name for its arrays, by name."""
-    said = {id(array): axes for node in fmapper.fcollect(model) for _, array, axes in of_node(node)}
-    return {name: said[id(array)] for name, array in arrays.items() if id(array) in said}
+    by_id = {
+        id(array): axes for node in fmapper.fcollect(model) for _, array, axes in of_node(node)
+    }
+    return {name: by_id[id(array)] for name, array in arrays.items() if id(array) in by_id}

@@ -133,12 +133,12 @@ class FlaxModel(Part):
         self.deterministic = not programs.starts_in_training
         if rngs is not None:
             self.rngs = rngs
-        made = {}
+        variables = {}
         for name, kind in programs.kinds.items():
             metadata = {"persistent": False} if name in programs.transient else {}
-            made[name] = _class(programs, name, kind)(arrays[name], **metadata)
-        made.update((alias, made[name]) for alias, name in programs.aliases.items())
-        _fill(self, _programs.nest(made))
+            variables[name] = _class(programs, name, kind)(arrays[name], **metadata)
+        variables.update((alias, variables[name]) for alias, name in programs.aliases.items())
+        _fill(self, _programs.nest(variables))
 
     def _repr_html_(self) -> str:
         html: str = self._programs.any.program._repr_html_()

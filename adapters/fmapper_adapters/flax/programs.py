@@ -107,8 +107,8 @@ class Programs:
 
     def __repr__(self) -> str:
         modes = {"training": self.training, "evaluation": self.evaluation}
-        there = " and ".join(mode for mode, model in modes.items() if model is not None)
-        return f"<{self.any.program.name} for {there}>"
+        names = " and ".join(mode for mode, model in modes.items() if model is not None)
+        return f"<{self.any.program.name} for {names}>"
 
 
 def from_program(

@@ -61,8 +61,8 @@ def modes(model: Any, args: Args, kwargs: Kwargs) -> dict[str, bool]:
     """Returns the value of each mode attribute and mode argument: True for training."""
     if _is_converted(model):
         return {"deterministic": not model.deterministic}
-    said = train_flags.modes_of_call(_flags_of(model, args, kwargs), args, kwargs)
-    return {**_modes_of_model(model), **said}
+    of_call = train_flags.modes_of_call(_flags_of(model, args, kwargs), args, kwargs)
+    return {**_modes_of_model(model), **of_call}
 
 
 def _modes_of_model(model: Any) -> dict[str, bool]:
@@ -140,8 +140,8 @@ def _in_mode(model: Any, *, train: bool | None) -> Any:
         copy.deterministic = not model._programs.trains(model, train=train)
         return copy
     _separate(copy)
-    said = _modes_of_parts(copy).values()
-    if said and train is not None and not (train and any(said)):
+    flags = _modes_of_parts(copy).values()
+    if flags and train is not None and not (train and any(flags)):
         try:
             with _graph_mode():
                 copy.train() if train else copy.eval()

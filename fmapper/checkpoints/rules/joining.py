@@ -150,8 +150,8 @@ class Stack(Rule):
             for number in range(first, stop + 1):
                 if number not in numbered:
                     missing = old.format({**dict(key), self.over: str(number)})
-                    there = next(iter(numbered.values()))
-                    raise CheckpointError(f"{self}: there is {there}, but no {missing}")
+                    example = next(iter(numbered.values()))
+                    raise CheckpointError(f"{self}: there is {example}, but no {missing}")
                 names.append(numbered[number])
             new = pattern(self.to).format(dict(key))
             with about(self, new):

@@ -197,14 +197,14 @@ def _one(rule: Rule, number: int, arrays: Mapping[str, Any], strict: bool) -> di
         seen = {name: array for name, array in arrays.items() if not is_value(array)}
     at: dict[str, Change] = {}
     added: list[Change] = []
-    gone: set[str] = set()
+    removed: set[str] = set()
     matched = False
     for change in rule.changes(seen):
         matched = True
         for name in change.names:
-            if name in gone:
+            if name in removed:
                 raise CheckpointError(f"rule {number}, {rule}: takes {name} twice")
-            gone.add(name)
+            removed.add(name)
         if change.names:
             at[change.names[0]] = change
         else:
@@ -219,7 +219,7 @@ def _one(rule: Rule, number: int, arrays: Mapping[str, Any], strict: bool) -> di
     for name, array in arrays.items():
         if name in at:
             pairs = at[name].arrays
-        elif name in gone:
+        elif name in removed:
             continue
         else:
             pairs = ((name, array),)

@@ -42,10 +42,10 @@ def resolve(call: ast.Call, space: Mapping[str, Any], kind: type | None = None) 
         if isinstance(first, ast.Call) and last_name(first.func) in bases:
             call = first
         function = find_function(call, space)
-        made = _result(function, call) if function is not None else None
-        if made is None:
+        returned = _result(function, call) if function is not None else None
+        if returned is None:
             break
-        call, space = made, function.__globals__
+        call, space = returned, function.__globals__
     return call
 
 
@@ -97,8 +97,8 @@ def _result(function: Any, call: ast.Call) -> ast.Call | None:
         return None
     usual = {name: ast.Constant(value) for name, value in defaults_of(function).items()}
     given = {**usual, **_bind_all(function, call)}
-    made: ast.Call = _Put(given).visit(copy.deepcopy(last.value))
-    return made
+    returned: ast.Call = _Put(given).visit(copy.deepcopy(last.value))
+    return returned
 
 
 class _Put(ast.NodeTransformer):

@@ -209,8 +209,8 @@ def _tests_in(tree: ast.AST) -> dict[int, tuple[str, bool]]:
         if isinstance(test, ast.Name | ast.Attribute):
             for side, is_true in ((node.body, wanted), (node.orelse, not wanted)):
                 for statement in side if isinstance(side, list) else [side]:
-                    made = statement.value if isinstance(statement, ast.Assign) else statement
-                    tests[id(made)] = last_name(test), is_true
+                    value = statement.value if isinstance(statement, ast.Assign) else statement
+                    tests[id(value)] = last_name(test), is_true
     return tests
 
 
@@ -378,9 +378,9 @@ def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.e
         for at, (key, inner) in enumerate(_match(part, _find_items(path, node, code))):
             below = f"{path}.{key}" if path else key
             item = _part_at(part, key)
-            made = code.side(inner, type(item).__name__)
-            if isinstance(made, ast.Call) and below.count(".") < _DEEPEST:
-                queue.insert(at, (below, item, made))
+            maker = code.side(inner, type(item).__name__)
+            if isinstance(maker, ast.Call) and below.count(".") < _DEEPEST:
+                queue.insert(at, (below, item, maker))
 
 
 def _choose(part: Any, name: str, code: _Constructor) -> ast.expr:
@@ -454,6 +454,6 @@ def _arguments(part: Any, call: ast.Call, code: _Constructor) -> Iterator[tuple[
     function = find_function(call, code.space)
     if function is not None:
         yield from bind(function, call)
-    made = resolve(call, code.space, type(part))
-    if function is None or find_function(made, code.space) is None:
-        yield from bind(type(part), made)
+    resolved = resolve(call, code.space, type(part))
+    if function is None or find_function(resolved, code.space) is None:
+        yield from bind(type(part), resolved)

@@ -299,7 +299,7 @@ class _Reader:
 
     def goldens(self) -> Goldens:
         about, take = self._about, self._take
-        made = Goldens(
+        goldens = Goldens(
             model=take(about, "model", _text),
             framework=take(about, "framework", _text),
             train=take(about, "train", _boolean),
@@ -318,7 +318,7 @@ class _Reader:
         )
         if self._arrays:
             raise Misfit(f"the array {show(next(iter(self._arrays)))} is in no place of it")
-        return made
+        return goldens
 
     @staticmethod
     def _take(of: Mapping[str, Any], key: str, read: Callable[[Any], Any]) -> Any:
@@ -351,10 +351,10 @@ class _Reader:
             pairs = [_list(x) for x in _list(inner)]
             if not all(len(x) == 2 and type(x[0]) in (str, int) for x in pairs):
                 raise Misfit("is not a dict")
-            made = {key: self._tree(x, depth + 1) for key, x in pairs}
-            if len(made) != len(pairs):
+            mapping = {key: self._tree(x, depth + 1) for key, x in pairs}
+            if len(mapping) != len(pairs):
                 raise Misfit("has a key twice")
-            return made
+            return mapping
         raise Misfit(f"{show(kind)} is not a kind of structure")
 
     def _arrays_of(self, of: Mapping[str, Any], key: str, prefix: str) -> dict[str, Any]:

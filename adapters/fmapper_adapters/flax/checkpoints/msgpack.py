@@ -80,9 +80,9 @@ class Msgpack(Format):
         """Writes nested maps with the arrays in them."""
         tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
         tree = nest({**contents.arrays, **tied, **contents.values})
-        said = tied_to_text(contents).encode() if contents.ties else b""
+        ties = tied_to_text(contents).encode() if contents.ties else b""
         with out.open() as file:
-            _write(out, file, tree, None, said)
+            _write(out, file, tree, None, ties)
 
 
 class _Reader:
@@ -343,12 +343,12 @@ def _join(name: str | None, key: object) -> str:
     return str(key) if name is None else f"{name}.{key}"
 
 
-def _write(out: Writer, target: BinaryIO, value: Any, name: str | None, said: bytes = b"") -> None:
+def _write(out: Writer, target: BinaryIO, value: Any, name: str | None, ties: bytes = b"") -> None:
     import msgpack
 
     if isinstance(value, dict):
         packer = msgpack.Packer()
-        parts = [said[at : at + _LONGEST] for at in range(0, len(said), _LONGEST)]
+        parts = [ties[at : at + _LONGEST] for at in range(0, len(ties), _LONGEST)]
         target.write(packer.pack_map_header(len(value) + len(parts)))
         for part in parts:
             target.write(packer.pack(next(iter(value))))

@@ -131,8 +131,8 @@ class Orbax(Format):
         handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
         tree = nest({**contents.arrays, **tied, **values})
         with ocp.Checkpointer(handler) as checkpointer:
-            said = {_CUSTOM: {_OURS: tied_to_text(contents)}} if contents.ties else {}
-            args = ocp.args.PyTreeSave(tree, **said)
+            custom = {_CUSTOM: {_OURS: tied_to_text(contents)}} if contents.ties else {}
+            args = ocp.args.PyTreeSave(tree, **custom)
             checkpointer.save(out.path.absolute(), args=args, force=True)
 
 
@@ -169,10 +169,10 @@ def _read(path: Path, folder: Path) -> Contents:
     texts = [row.name for row in rows if row.kind == _STRING]
     contents.values.update(_texts(folder / _STRINGS, texts) if texts else {})
     custom = about.get(_CUSTOM)
-    said = custom.get(_OURS) if isinstance(custom, dict) else None
-    if isinstance(said, str):
+    ties = custom.get(_OURS) if isinstance(custom, dict) else None
+    if isinstance(ties, str):
         with within(_METADATA):
-            unite_tied(contents, said)
+            unite_tied(contents, ties)
     return contents
 
 
