@@ -25,10 +25,10 @@ def surface(
         if name in modules:
             return import_module(f"{package}.{name}")
         if name not in place_of:
-            meant = (
+            hint = (
                 "" if name.startswith("_") else did_you_mean(name, {*place_of, *modules, *public()})
             )
-            raise AttributeError(f"module {package!r} has no attribute {name!r}.{meant}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}.{hint}")
         value = show_as_public(getattr(import_module(place_of[name]), name), package)
         setattr(sys.modules[package], name, value)
         return value

@@ -58,8 +58,8 @@ class Checkpoint(dict[str, Any]):
         Raises:
             KeyError: Says which name is the nearest.
         """
-        meant = did_you_mean(name, self) if isinstance(name, str) else ""
-        raise KeyError(f"{name!r} is not in {self.path}.{meant}")
+        hint = did_you_mean(name, self) if isinstance(name, str) else ""
+        raise KeyError(f"{name!r} is not in {self.path}.{hint}")
 
     def __repr__(self) -> str:
         """Shows the place and the size; `inspect` lists the arrays."""

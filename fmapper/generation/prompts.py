@@ -106,10 +106,10 @@ def _arrays(
         )
     if _is_lists(input_ids):
         rows = _rows(name, "input_ids", input_ids)
-        kept = [np.ones(len(row), bool) for row in rows]
+        masks = [np.ones(len(row), bool) for row in rows]
         if attention_mask is not None:  # as tokenizers return it beside lists
-            kept = [row != 0 for row in _rows(name, "attention_mask", attention_mask)]
-            lengths = [[len(row) for row in each] for each in (kept, rows)]
+            masks = [row != 0 for row in _rows(name, "attention_mask", attention_mask)]
+            lengths = [[len(row) for row in each] for each in (masks, rows)]
             if lengths[0] != lengths[1]:
                 raise ProgramInputError(
                     f"{name}: attention_mask has rows of {lengths[0]} numbers, input_ids of "
@@ -120,7 +120,7 @@ def _arrays(
         mask = np.zeros((len(rows), width), bool)
         for at, row in enumerate(rows):
             span = slice(width - len(row), None) if left else slice(len(row))
-            tokens[at, span], mask[at, span] = row, kept[at]
+            tokens[at, span], mask[at, span] = row, masks[at]
         return tokens, mask
     tokens = np.atleast_2d(np.asarray(to_numpy(input_ids)))
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":

@@ -68,12 +68,12 @@ def read_names(names: Mapping[str, Any] | None, mesh: Mapping[str, int]) -> dict
     meanings: dict[str, tuple[str, ...]] = {axis: (axis,) for axis in mesh}
     for word, axes in LOGICAL.items():
         meanings.setdefault(word, tuple(itertools.islice((a for a in axes if a in mesh), 1)))
-    for word, meant in (names or {}).items():
-        axes = _entry(meant)
+    for word, value in (names or {}).items():
+        axes = _entry(value)
         for axis in axes:
             if axis not in mesh:
                 raise PlacementError(
-                    f"names[{word!r}] is {meant!r}, but the mesh has no axis {axis!r}; "
+                    f"names[{word!r}] is {value!r}, but the mesh has no axis {axis!r}; "
                     f"its axes are {', '.join(mesh)}."
                 )
         meanings[word] = axes

@@ -175,10 +175,10 @@ class Found:
                 take(array, link, name, state[0])
 
         def take(array: Any, link: Link, name: str, inside: Iterable[Any]) -> None:
-            taken = [rule for rule, p in patterns.items() if p.occurs_in(name)] + list(inside)
-            for rule in taken:
+            matching = [rule for rule, p in patterns.items() if p.occurs_in(name)] + list(inside)
+            for rule in matching:
                 met.setdefault(rule, name)
-            first = min(taken, key=order.__getitem__, default=None)
+            first = min(matching, key=order.__getitem__, default=None)
             won.add(first)
             entry = (None, _NO_RULE) if first is None else (rules[first], _name(first))
             earlier = self.rules.setdefault(id(array), entry)

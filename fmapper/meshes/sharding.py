@@ -198,9 +198,9 @@ class Sharding(Router):
                 specs[id(array)] = even if packed is None else packed.divide(even, self._own)
             except (PlacementError, TypeError) as error:
                 clause = f", by the rule {name}" if name else ""
-                taken = [axis for axis in self.axes if axis not in self._own]
-                if any(repr(axis) in str(error) for axis in taken):
-                    error = PlacementError(f"{error}; {', '.join(taken)} is for fsdp= alone")
+                reserved = [axis for axis in self.axes if axis not in self._own]
+                if any(repr(axis) in str(error) for axis in reserved):
+                    error = PlacementError(f"{error}; {', '.join(reserved)} is for fsdp= alone")
                 problems.append(f"{resolved.where(array)}{clause}: {error}")
                 specs[id(array)] = problems[-1]
         if problems and refuse:

@@ -432,9 +432,9 @@ def _restore_view(
     array, base_array = batch.arrays[at], batch.arrays[tie.base]
     source, target, new_base = batch.source, batch.target, moved[tie.base]
     if (view.dtype, view.held) == (base.dtype, base.held):
-        seen = remake(array, base_array, new_base, source, target)
-        if seen is not None:
-            moved[at] = seen
+        remade = remake(array, base_array, new_base, source, target)
+        if remade is not None:
+            moved[at] = remade
             return []
     (moved[at],) = _move(batch.part([at]), copy)
     return [tie]

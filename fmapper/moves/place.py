@@ -270,8 +270,8 @@ class _Placing(Router):
 
     def why_kept(self, leaf: Any) -> str:
         """Explains which rule keeps a leaf."""
-        kept = next(iter(self.found.rules[id(leaf)]))
-        return "no rule names it" if kept is None else f"the rule {self._name(kept)} keeps it"
+        rule = next(iter(self.found.rules[id(leaf)]))
+        return "no rule names it" if rule is None else f"the rule {self._name(rule)} keeps it"
 
     # --- the rule of a leaf ----------------------------------------------------------------------
 

@@ -157,5 +157,5 @@ def dropout(x: Any, rate: float, key: Any, *, training: bool = True) -> Any:
     if not training or rate == 0:
         return x
     floating_kernels("dropout", x)
-    kept = random.bernoulli(key, 1 - rate, tuple(x.shape), like=x)
-    return functional.dropout(x, kept, 0.0 if rate == 1 else 1 / (1 - rate))
+    mask = random.bernoulli(key, 1 - rate, tuple(x.shape), like=x)
+    return functional.dropout(x, mask, 0.0 if rate == 1 else 1 / (1 - rate))

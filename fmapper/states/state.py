@@ -263,15 +263,15 @@ def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]
         adapter = owner_of(olds[0])
         for tie in find_view_ties(olds, adapter) if adapter.may_share_memory(olds) else ():
             view, base = identities[tie.view], identities[tie.base]
-            seen = remake(olds[tie.view], olds[tie.base], loaded[base], adapter, adapter)
-            if seen is None:
+            remade = remake(olds[tie.view], olds[tie.base], loaded[base], adapter, adapter)
+            if remade is None:
                 continue
-            if not equal_arrays(seen, loaded[view]):
+            if not equal_arrays(remade, loaded[view]):
                 raise StructureMismatchError(
                     f"the state does not fit the tree:\n  {places[view][0]}: a view of "
                     f"{places[base][0]}, but the state has other values"
                 )
-            loaded[view] = seen
+            loaded[view] = remade
 
 
 def refill(tree: T, replace: Callable[[Link, Any], Any]) -> T:

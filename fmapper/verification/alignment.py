@@ -158,7 +158,7 @@ def align(
             a number for each observation of `a`, or one for all.
     """
     runs = [*a], [*b]
-    ours, theirs = ([list(map(_print, seen.values)) for seen in run] for run in runs)
+    ours, theirs = ([list(map(_print, operation.values)) for operation in run] for run in runs)
     limits = [tolerance] * len(ours) if isinstance(tolerance, float | int) else tolerance
     index: dict[tuple[Any, ...], list[tuple[int, _Print]]] = {}
     for number, prints in enumerate(theirs):
@@ -284,18 +284,20 @@ def _frontier(
     depend on inputs come before those of constants, such as masks, of which the two runs may have
     other forms.
     """
-    numbers = {seen.name: i for i, seen in enumerate(run) if seen.name}
-    operands = [[numbers[name] for name in seen.operands if name in numbers] for seen in run]
+    numbers = {operation.name: i for i, operation in enumerate(run) if operation.name}
+    operands = [
+        [numbers[name] for name in operation.operands if name in numbers] for operation in run
+    ]
     is_open = [
-        not partners[i] and bool(seen.values) and seen.op not in (INPUT, WEIGHT)
-        for i, seen in enumerate(run)
+        not partners[i] and bool(operation.values) and operation.op not in (INPUT, WEIGHT)
+        for i, operation in enumerate(run)
     ]
     used = {i for at, inputs in enumerate(operands) for i in inputs if at != i}
     ends = [i for i in _places(run, wrong) if is_open[i]]
     ends = ends or [i for i in range(len(run)) if i not in used and is_open[i]]
     depends = [False] * len(run)
-    for i, seen in enumerate(run):
-        depends[i] = seen.op == INPUT or any(depends[k] for k in operands[i] if k < i)
+    for i, operation in enumerate(run):
+        depends[i] = operation.op == INPUT or any(depends[k] for k in operands[i] if k < i)
     reached, todo = set(ends), list(ends)
     while todo:
         for k in operands[todo.pop()]:
@@ -317,8 +319,12 @@ def _partners_of_operands(
 ) -> frozenset[int]:
     """Returns the partners of what an operation takes."""
     names = set(run[at].operands)
-    return frozenset(k for seen, group in zip(run, partners, strict=True) if seen.name in names
-                     for k in group)  # fmt: skip
+    return frozenset(
+        k
+        for operation, group in zip(run, partners, strict=True)
+        if operation.name in names
+        for k in group
+    )
 
 
 def _find_change(
@@ -326,7 +332,7 @@ def _find_change(
     taken: frozenset[int],
 ) -> int | None:  # fmt: skip
     """Returns the operation that changes a constant which the other run takes as it is."""
-    numbers = {seen.name: i for i, seen in enumerate(run) if seen.name}
+    numbers = {operation.name: i for i, operation in enumerate(run) if operation.name}
     todo, visited = [*frontier.constants], set(frontier.constants)
     while todo:
         k = todo.pop(0)
@@ -339,13 +345,13 @@ def _find_change(
     return None
 
 
-def _repeats(seen: Observation, other: Observation) -> bool:
+def _repeats(result: Observation, other: Observation) -> bool:
     """Returns whether a result has the elements of another, each as often as all others."""
     import numpy as np
 
     (a, often), (b, others) = (
         np.unique(to_host(observation.values[0]), return_counts=True)
-        for observation in (seen, other)
+        for observation in (result, other)
     )
     if a.shape != b.shape or not bool((a == b).all()):
         return False
@@ -379,12 +385,12 @@ def _first_of_order(
         at = before[0]
 
 
-def _are_reordered(seen: Observation, other: Observation) -> bool:
+def _are_reordered(result: Observation, other: Observation) -> bool:
     """Returns whether no order of the axes makes the same of results with the same elements."""
     import numpy as np
 
     is_known = False
-    for pair in itertools.product(seen.values, other.values):
+    for pair in itertools.product(result.values, other.values):
         x, y = (np.squeeze(widen(to_host(value))) for value in pair)
         if x.ndim > _MOST_AXES or sorted(x.shape) != sorted(y.shape):
             continue
@@ -407,7 +413,7 @@ def _last_form(
     ends: Sequence[Any],
 ) -> int | None:  # fmt: skip
     """Returns the operation that gives an end its form; the other run has what it takes."""
-    numbers = {seen.name: i for i, seen in enumerate(run) if seen.name}
+    numbers = {operation.name: i for i, operation in enumerate(run) if operation.name}
     at = next(iter(_places(run, ends)), None)
     while at is not None:
         print_ = _print(run[at].values[0])
@@ -425,15 +431,15 @@ def _last_form(
     return None
 
 
-def _form(seen: Observation) -> tuple[Any, str]:
-    return tuple(seen.values[0].shape), dtype_of(seen.values[0])
+def _form(result: Observation) -> tuple[Any, str]:
+    return tuple(result.values[0].shape), dtype_of(result.values[0])
 
 
 def _roots(
     run: Sequence[Observation], partners: Sequence[Sequence[int]], last: int, *, alike: bool
 ) -> Sequence[int]:
     """Returns the first results without partners that lead to one of them; `alike` of its kind."""
-    numbers = {seen.name: i for i, seen in enumerate(run) if seen.name}
+    numbers = {operation.name: i for i, operation in enumerate(run) if operation.name}
     roots, reached, todo = [], {last}, [last]
     while todo:
         k = todo.pop()
@@ -447,18 +453,18 @@ def _roots(
     return roots
 
 
-def _has_place(seen: Observation) -> bool:
+def _has_place(result: Observation) -> bool:
     """Returns whether a result has a line of code, or a name among the arrays of the model."""
-    return bool(seen.source or seen.module)
+    return bool(result.source or result.module)
 
 
-def _size(seen: Observation) -> int:
-    return int(math.prod(seen.values[0].shape))
+def _size(result: Observation) -> int:
+    return int(math.prod(result.values[0].shape))
 
 
-def _kind(seen: Observation) -> str:
+def _kind(result: Observation) -> str:
     """Returns what kind of numbers a result holds: `float`, `bool` or `int`."""
-    name = dtype_of(seen.values[0])
+    name = dtype_of(result.values[0])
     return "float" if name in UNITS else "bool" if name == "bool" else "int"
 
 
@@ -466,8 +472,8 @@ def _places(run: Sequence[Observation], arrays: Sequence[Any]) -> list[int]:
     """Returns the last observation of each array."""
     wanted = [print_ for print_ in map(_print, arrays) if print_ is not None]
     places = {}
-    for i, seen in enumerate(run):
-        for print_ in map(_print, seen.values) if wanted else ():
+    for i, operation in enumerate(run):
+        for print_ in map(_print, operation.values) if wanted else ():
             for number, array in enumerate(wanted):
                 if print_ is None or print_.key != array.key:
                     continue

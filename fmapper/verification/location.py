@@ -37,9 +37,9 @@ def locate(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting | 
     None where the operations of a model cannot be watched.
     """
     if any(side.is_converted for side in sides):
-        for seen, outcome in _by_name(sides):
+        for operation, outcome in _by_name(sides):
             if not outcome.ok:
-                return part_at(outcome, "forward", a=_operation(seen), mode=mode)
+                return part_at(outcome, "forward", a=_operation(operation), mode=mode)
         return None
     wrong = [outcome for outcome in compared.differences if not outcome.ok]
     double = compared.can_double and any(outcome.precision or outcome.note for outcome in wrong)
@@ -102,14 +102,14 @@ def _watch(
     runs = []
     for side, other in _both(sides):
         try:
-            seen = side.watch(None if fine else other, double=double)
+            run = side.watch(None if fine else other, double=double)
         except Exception:  # of mixed dtypes, where a model insists on single precision
             if not double:
                 raise
             return None
-        if seen is None:
+        if run is None:
             return None
-        runs.append(seen)
+        runs.append(run)
     return runs[0], runs[1]
 
 
@@ -148,11 +148,11 @@ def _describe(
     return part_at(outcome, stage, a=of_a, b=of_b, name=name, mode=mode)
 
 
-def _nearest(seen: Observation, run: Sequence[Observation]) -> Pair | None:
+def _nearest(result: Observation, run: Sequence[Observation]) -> Pair | None:
     """Returns the result of the other run that is nearest to that of an operation."""
     import numpy as np
 
-    x = to_host(seen.values[0])
+    x = to_host(result.values[0])
     best: tuple[float, Any] = (math.inf, None)
     for other in run:
         for value in other.values[:1]:
@@ -168,18 +168,18 @@ def _nearest(seen: Observation, run: Sequence[Observation]) -> Pair | None:
     return None if best[1] is None else Pair("", x, best[1])
 
 
-def _operation(seen: Observation) -> Operation:
-    return Operation(seen.module, seen.op, seen.source, seen.loop)
+def _operation(observation: Observation) -> Operation:
+    return Operation(observation.module, observation.op, observation.source, observation.loop)
 
 
 def worst_by_layer(sides: tuple[Side, Side], compared: Outputs) -> tuple[Difference, ...]:
     """Returns for each layer of `a` the difference of its operation that differs most."""
     layers: dict[str, Difference] = {}
     converted = any(side.is_converted for side in sides)
-    for seen, outcome in _by_name(sides) if converted else _by_value(sides, compared):
-        worst = layers.get(seen.module)
+    for operation, outcome in _by_name(sides) if converted else _by_value(sides, compared):
+        worst = layers.get(operation.module)
         if worst is None or (outcome.ok, -outcome.share) < (worst.ok, -worst.share):
-            layers[seen.module] = replace(outcome, path=seen.module or "model")
+            layers[operation.module] = replace(outcome, path=operation.module or "model")
     return tuple(layers.values())
 
 
@@ -192,10 +192,10 @@ def _by_value(
         return
     adapter = sides[1].adapter
     tolerance = sides[0].tolerance(runs[0], adapter, 2 * compared.unit, double=False)
-    for seen, limit in zip(runs[0], tolerance, strict=True):
-        near = _nearest(seen, runs[1]) if seen.values and seen.source else None
+    for result, limit in zip(runs[0], tolerance, strict=True):
+        near = _nearest(result, runs[1]) if result.values and result.source else None
         if near is not None:
-            yield seen, difference(near, Bounds(limit))
+            yield result, difference(near, Bounds(limit))
 
 
 def _by_name(sides: tuple[Side, Side]) -> Iterator[tuple[Observation, Difference]]:
@@ -205,25 +205,25 @@ def _by_name(sides: tuple[Side, Side]) -> Iterator[tuple[Observation, Difference
     if watched[0] is None or watched[1] is None:
         return
     theirs = dict(_occurrences(watched[1]))
-    for key, seen in _occurrences(watched[0]):
+    for key, result in _occurrences(watched[0]):
         other = theirs.get(key)
         if other is None:
             continue
-        path = str(_operation(seen))
-        pairs = zip(seen.values, other.values, strict=False)
+        path = str(_operation(result))
+        pairs = zip(result.values, other.values, strict=False)
         outcomes = [difference(Pair(path, to_host(x), to_host(y)), CONVERTED) for x, y in pairs]
         for i, outcome in enumerate(outcomes):
             is_tie = (
                 i > 0 and outcomes[0].ok and outcome.scale == 0 and not math.isinf(outcome.error)
             )
             tied = not outcome.ok and is_tie
-            yield seen, replace(outcome, note=f"{TIES}: {outcome.note}") if tied else outcome
+            yield result, replace(outcome, note=f"{TIES}: {outcome.note}") if tied else outcome
 
 
-def _occurrences(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
+def _occurrences(run: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
     """Yields each result with its module, operation and occurrence; none inside of loops."""
     counts: dict[tuple[str, str], int] = {}
-    for observation in seen:
+    for observation in run:
         if observation.loop:
             continue
         key = observation.module, observation.op

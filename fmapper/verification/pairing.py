@@ -49,7 +49,7 @@ class Pairing:
         wide = np.result_type(
             np.float64, *(x.dtype for x in arrays.values() if x.dtype.kind == "c")
         )
-        flat, seen = np.zeros(sum(sizes) + 1, wide), np.zeros(sum(sizes) + 1, bool)
+        flat, filled = np.zeros(sum(sizes) + 1, wide), np.zeros(sum(sizes) + 1, bool)
         for name, array in arrays.items():
             places = self.places.get(name)
             if places is None or places.shape != array.shape:
@@ -58,10 +58,10 @@ class Pairing:
                 np.add.at(flat, places.ravel(), array.ravel().astype(wide))
             else:
                 flat[places.ravel()] = (array - self.shifts.get(name, 0)).ravel()
-            seen[places.ravel()] = True
+            filled[places.ravel()] = True
         pulled, begin = {}, 1
         for (name, shape), size in zip(self.shapes.items(), sizes, strict=True):
-            if seen[begin : begin + size].all() and size:
+            if filled[begin : begin + size].all() and size:
                 pulled[name] = flat[begin : begin + size].reshape(shape)
             begin += size
         return pulled
@@ -77,17 +77,17 @@ class Pairing:
 
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         wide = _wide(arrays)
-        flat, seen = np.zeros(sum(sizes) + 1, wide), np.zeros(sum(sizes) + 1, bool)
+        flat, filled = np.zeros(sum(sizes) + 1, wide), np.zeros(sum(sizes) + 1, bool)
         begin = 1
         for name, size in zip(self.shapes, sizes, strict=True):
             if name in arrays:
                 flat[begin : begin + size] = arrays[name].ravel()
-                seen[begin : begin + size] = True
+                filled[begin : begin + size] = True
             begin += size
         return {
             name: flat[at] + self.shifts.get(name, 0)
             for name, at in self.places.items()
-            if seen[at].all()
+            if filled[at].all()
         }
 
 

@@ -192,14 +192,14 @@ def _outline(array: Any) -> Any:
 
 def _one(rule: Rule, number: int, arrays: Mapping[str, Any], strict: bool) -> dict[str, Any]:
     """Applies one rule to the arrays, in order."""
-    seen = arrays
+    relevant = arrays
     if not rule.of_names and any(map(is_value, arrays.values())):
-        seen = {name: array for name, array in arrays.items() if not is_value(array)}
+        relevant = {name: array for name, array in arrays.items() if not is_value(array)}
     at: dict[str, Change] = {}
     added: list[Change] = []
     removed: set[str] = set()
     matched = False
-    for change in rule.changes(seen):
+    for change in rule.changes(relevant):
         matched = True
         for name in change.names:
             if name in removed:

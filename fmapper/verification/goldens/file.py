@@ -194,13 +194,13 @@ def write_goldens(goldens: Goldens, path: str | os.PathLike[str]) -> None:
         ],
         "operations": [
             [
-                *map(_line, (seen.module, seen.op, seen.source, seen.loop, seen.name)),
-                list(seen.operands),
-                [tree(x, f"operations.{i}.{k}") for k, x in enumerate(seen.values)],
+                *map(_line, (result.module, result.op, result.source, result.loop, result.name)),
+                list(result.operands),
+                [tree(x, f"operations.{i}.{k}") for k, x in enumerate(result.values)],
                 operation.tolerance if math.isfinite(operation.tolerance) else 1.0,
             ]
             for i, operation in enumerate(goldens.operations)
-            for seen in (operation.observation,)
+            for result in (operation.observation,)
         ],
         "training": None,
     }  # fmt: skip
@@ -369,11 +369,11 @@ class _Reader:
                 if len(_list(row)) != 8:
                     raise Misfit("is not an operation")
                 module, op, source, loop, name, operands, values, tolerance = row
-                seen = Observation(
+                observation = Observation(
                     _text(module), _text(op), _text(source), tuple(self._trees(values)),
                     _text(name), tuple(map(_text, _list(operands))), _text(loop),
                 )  # fmt: skip
-                yield Observed(seen, _bound(tolerance))
+                yield Observed(observation, _bound(tolerance))
 
     def _course(self, data: Any) -> GoldenTraining | None:
         if data is None:

@@ -136,8 +136,8 @@ class Side:
         whole = () if other is None else other.lowers_whole({})
         how: Any = {"double": True} if double else {}  # adapters of others may not take it
         try:
-            seen = self.adapter.watch(self.model, *given, whole=whole, train=self.train, **how)
-            return None if seen is None else [*seen]
+            run = self.adapter.watch(self.model, *given, whole=whole, train=self.train, **how)
+            return None if run is None else [*run]
         except ConversionError:
             return None
 
@@ -171,9 +171,9 @@ class Side:
         if len(moved) != len(run):
             return [4 * unit] * len(run)
         limits = []
-        for seen, again in zip(run, moved, strict=True):
+        for result, again in zip(run, moved, strict=True):
             share = 0.0
-            for x, y in zip(seen.values, again.values, strict=False):
+            for x, y in zip(result.values, again.values, strict=False):
                 if is_floating(x):
                     error, scale, _, note = measure(to_host(x), to_host(y))
                     share = max(share, 0.0 if note or not scale else error / scale)
