@@ -1,4 +1,4 @@
-"""The operations of a module, by a call with tensors that have no memory."""
+"""The operations of a module, from a call on tensors without memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fmapper_adapters.torch.record.patches.restore import restore_after
 def operations(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[Observation] | None:
-    """Returns the operations of a call in evaluation; None for what is not a module."""
+    """Returns the operations of a call in evaluation; None if the model is not a module."""
     if not isinstance(model, torch.nn.Module):
         return None
     named = [
@@ -46,7 +46,7 @@ def operations(
                 tracing,
             ):
                 model(*given, **options)
-        except Exception:  # an operation that only computes, or code that looks at values
+        except Exception:  # an operation without a meta kernel, or code that reads values
             if at or device.type == "meta":
                 raise
         else:
@@ -55,7 +55,7 @@ def operations(
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operations within the block, and which results each takes."""
+    """Notes the operations within the block, and the results that each takes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from fmapper_adapters.torch._private import TorchDispatchMode, pytree
 
 
 def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callable[..., Any]:
-    """Runs `call` without gradients, by `torch.compile` if asked to."""
+    """Runs `call` without gradients, compiled by `torch.compile` on request."""
 
     def forward(*inputs: Any) -> Any:
         return call(model, *inputs)
@@ -43,7 +43,7 @@ def count(call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts
 
 _aten = torch.ops.aten
 
-# They make or name memory, and start nothing.
+# They allocate or alias memory, without a kernel.
 _FREE = {
     _aten.empty,
     _aten.empty_like,
@@ -56,7 +56,7 @@ _FREE = {
     _aten.resize_,
     _aten.set_,
 }
-# A value comes to the host: a copy, and the wait for it.
+# A value is read by the host: a copy, and a wait.
 _WAITS = {_aten._local_scalar_dense, _aten.is_nonzero, _aten.equal}
 # The shape of the result depends on values: a kernel, and a wait for the size.
 _SIZED_BY_VALUES = {
@@ -68,16 +68,16 @@ _SIZED_BY_VALUES = {
     _aten.bincount,
     _aten.repeat_interleave,
 }
-# Likewise if an index is a mask.
+# The same if an index is a mask.
 _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
-_BY_ELEMENT = 1  # operation per element of the result, where the counter of torch has no formula
+_BY_ELEMENT = 1  # operations per element of the result if torch's counter has no formula
 
 
 class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations that start a kernel: one each, since PyTorch fuses none by itself.
 
-    A few start two or three (a convolution that changes the layout, a sort), a few none (a copy
-    to where things are already).
+    A few start two or three (a convolution that changes the layout, a sort), a few none (a copy to
+    the same device).
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _Reads(TorchFunctionMode):
     """Counts reads of values by the host that are not operations.
 
-    On the CPU, the values are there already; from a GPU, each read is a copy and a wait.
+    On the CPU reads are free; from a GPU, each read is a copy and a wait.
     """
 
     _METHODS = (

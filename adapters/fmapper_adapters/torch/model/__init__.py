@@ -1,1 +1,1 @@
-"""Makes a `torch.nn.Module` of a program: its tree, its code, and what the code calls."""
+"""Makes a `torch.nn.Module` from a program: its tree, its code, and the functions that it calls."""

@@ -10,12 +10,12 @@ from fmapper_adapters.torch import _private
 
 Tensor = torch.Tensor
 
-# torch.func.vmap of torch 2.11 maps over no view as another dtype; that of 2.13 does.
+# torch.func.vmap supports views as another dtype in torch 2.13, but not in 2.11.
 IS_MAPPED: bool = _private.has_kernel("aten::view.dtype", "FuncTorchBatched")
 
 
 def view_as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Computes `x.view(dtype)`, for which torch.func.vmap may have no rule of its own."""
+    """Computes `x.view(dtype)`, for which torch.func.vmap may lack a rule."""
     if torch.compiler.is_compiling() or not is_batched(x):
         return x.view(dtype)
     viewed: Tensor = _Viewed.apply(x, dtype)  # type: ignore[no-untyped-call]
@@ -32,7 +32,7 @@ def is_batched(x: Tensor) -> bool:
 
 
 class _Viewed(torch.autograd.Function):
-    """Bits have no derivative."""
+    """A view of bits, which has no derivative."""
 
     @staticmethod
     def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -44,5 +44,5 @@ class _Viewed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
-        # The last dimension is the one that bits of another size make longer or shorter.
+        # Bits of another size change the last dimension.
         return view_as(x.movedim(in_dims[0], 0).contiguous(), dtype), 0

@@ -24,7 +24,7 @@ from fmapper_adapters.torch.aten import calls
 from fmapper_adapters.torch.lax import table, types
 from fmapper_adapters.torch.model import constants, emit, fx_passes, quoted
 
-_EXAMPLE = 1009  # for sizes that may vary: far from those of expressions of others
+_EXAMPLE = 1009  # for varying sizes: unlikely to equal a sum or product of others
 _SERIAL = itertools.count()
 # Wider dtypes that are accepted for the integers of a program: JAX narrows these itself.
 _NARROWED = {torch.int32: torch.int64, torch.uint32: torch.int64}
@@ -32,7 +32,7 @@ _NARROWED = {torch.int32: torch.int64, torch.uint32: torch.int64}
 
 @contextlib.contextmanager
 def without_logs() -> Iterator[None]:
-    """Keeps torch from logging failures, which are raised with the call, or fix a size."""
+    """Keeps torch from logging failures, which are raised anyway or only fix a size."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -106,7 +106,7 @@ class Code:
             )
             for dtype, name in {d: n for n, d in reversed(self.floats.items())}.items()
         ]
-        for given in self.users:  # what is worked out once need not be when a call is compiled
+        for given in self.users:  # caches expressions, so that compiled calls need not parse them
             for size in given.shape:
                 size_of(str(size), {})
         program.size_problem({})
@@ -126,13 +126,13 @@ class Code:
         self.graph = emitter.graph
         results = [(call, emitter.nodes_of(call.name)) for call in program.graph.calls
                    if call.op != "sym::getitem"]  # fmt: skip
-        for node in self.graph.nodes:  # one for each mode
+        for node in self.graph.nodes:  # separate names for each mode
             if node.op == "get_attr" and node.target in emitter.modules:
                 node.target = f"_{mode}{node.target}"
         self.modules = {f"_{mode}{name}": module for name, module in emitter.modules.items()}
         fx_passes.compose_permutations(self.graph)
         fx_passes.share(self.graph)
-        program.out_spec.unflatten(itertools.repeat(None))  # compilers cannot make its classes
+        program.out_spec.unflatten(itertools.repeat(None))  # imports its classes
         self.constants = constants.hoist(self.graph, f"_{mode}_made_")
         fx_passes.mark_causal(self.graph, self.constants)
         there = set(self.graph.nodes)
@@ -153,7 +153,7 @@ class Code:
 
         with torch.no_grad():
             Watching(model, graph=self.graph).run(*leaves)
-        for call, nodes in self._results:  # without nodes it is part of a larger operation
+        for call, nodes in self._results:  # without nodes: part of a larger operation
             shown = [
                 x.view(types.dtype_of(dtype)) if types.is_carried(dtype) else x
                 for x, (dtype, _) in zip((values[n] for n in nodes), call.result, strict=False)
@@ -207,7 +207,7 @@ class Code:
                 kind = given.dtype, given.shape
                 value = emitter.attribute(name, target, kind, fake, fixed=fixed)
                 if given.target in changed and value.is_floating_point():
-                    emitter.replace(name, value.clone())  # else autograd sees the new value
+                    emitter.replace(name, value.clone())  # keeps the old value for autograd
         for name, given in zip(program.graph.inputs, program.inputs, strict=True):
             if given.kind == "static":
                 emitter.replace(name, given.value)
@@ -232,7 +232,7 @@ class Code:
         """Returns the tensors among the arguments, in the order of the inputs.
 
         Raises:
-            ProgramInputError: The program was recorded for others.
+            ProgramInputError: The program was recorded for other arguments.
         """
         if self.is_plain and not kwargs and len(args) == len(self.wanted):
             for x, (shape, dtype) in zip(args, self.wanted, strict=True):
@@ -266,7 +266,7 @@ class Code:
                     )
                 continue
             if x is None and label not in self.program.graph.uses():
-                tensors.append(None)  # of an argument that was left out
+                tensors.append(None)  # an omitted argument
                 continue
             tensors.append(self._tensor(x, given, dtype, path, sizes))
         problem = self.program.size_problem(sizes)
@@ -327,7 +327,7 @@ def _narrow(x: torch.Tensor, dtype: torch.dtype, path: str) -> torch.Tensor:
     """Narrows 64-bit integers to the 32 bits that the program was recorded with.
 
     Raises:
-        ProgramInputError: One does not fit. Values that cannot be read are not checked.
+        ProgramInputError: An integer does not fit. Values that cannot be read are not checked.
     """
     if not torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel():
         limits = torch.iinfo(dtype)

@@ -13,9 +13,9 @@ from torch import fx
 
 from fmapper_adapters.torch.model import fx_passes
 
-_LARGEST = 1 << 22  # elements; what is larger is made anew in each call
+_LARGEST = 1 << 22  # elements; larger tensors are recomputed in each call
 _SMALL = 1 << 16
-_MOST_WORK = 1 << 27  # element operations, of all constants of a graph
+_MOST_WORK = 1 << 27  # element operations for all constants of a graph
 _MOST_BYTES = 1 << 27
 _FACTORIES = {torch.arange, torch.full, torch.zeros, torch.ones, torch.empty}
 _PRODUCTS = ("mm", "matmul", "einsum", "dot", "linear", "addmv", "outer")
@@ -28,7 +28,7 @@ def hoist(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
     A graph may come from an untrusted file: tensors that are large, or take long, stay in it.
 
     Args:
-        graph: The graph, in which attributes of the module take their places.
+        graph: The graph, in which attributes of the module replace them.
         prefix: The prefix of the names of those attributes.
 
     Returns:
@@ -45,7 +45,7 @@ def hoist(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
     ]
     for node, value in _values(graph, chosen):
         name = f"{prefix}{len(tensors)}"
-        # a view of one number takes the memory of one number, but is not a tensor to be saved
+        # a broadcast view is small, but cannot be saved as a tensor
         tensors[name] = value.contiguous() if value.numel() < _SMALL else value
         with graph.inserting_before(node):
             constant = graph.create_node("get_attr", name, (), {}, name=node.name)
@@ -70,7 +70,7 @@ def _is_true(condition: Any, tensors: dict[str, torch.Tensor]) -> bool:
 
 
 def _constant_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Returns cheap nodes that depend on no input but its device."""
+    """Returns cheap nodes that depend on inputs only for the device."""
     constants: set[fx.Node] = set()
     work = size = 0
     for node in graph.nodes:
@@ -123,14 +123,14 @@ def _is_device(node: fx.Node) -> bool:
 
 
 def _is_special(node: fx.Node) -> bool:
-    """Returns whether a call is not of a plain function: loops, random numbers, checks."""
+    """Returns whether a call is a loop, a check, or draws random numbers."""
     is_loop = bool(getattr(node.target, "is_control_flow", False))
     return is_loop or fx_passes.draws(node) or fx_passes.is_kept(node)
 
 
 def _values(graph: fx.Graph, chosen: list[fx.Node]) -> list[tuple[fx.Node, torch.Tensor]]:
     """Computes the values of some nodes, and frees intermediates."""
-    left: dict[fx.Node, int] = {}  # how many take the value of a node
+    left: dict[fx.Node, int] = {}  # number of pending users of each node
     todo = list(chosen)
     while todo:
         node = todo.pop()

@@ -22,14 +22,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _control_flow(function: F) -> F:
-    """Marks control flow, whose shapes are JAX's and are not found by a trial run."""
+    """Marks control flow, whose shapes come from JAX instead of a trial run."""
     function.is_control_flow = True  # type: ignore[attr-defined]
     return function
 
 
 @_control_flow
 def with_sizes(body: Body, *sizes: int) -> Body:
-    """Gives a body the sizes of what is around it, which it takes before its operands."""
+    """Binds sizes of the surrounding graph to a body, which takes them before its operands."""
     return functools.partial(body, *sizes)
 
 
@@ -82,7 +82,7 @@ def scan(
 def loop_begin(
     carry: Sequence[Tensor], xs: Sequence[Tensor], *, length: int, reverse: bool
 ) -> tuple[Tensor, ...]:
-    """Marks where a loop begins whose steps are beside what is around it. It does not run."""
+    """Marks the beginning of a loop whose iterations are written inline. It cannot be run."""
     raise NotImplementedError("the steps of a loop are written to files only")
 
 
@@ -95,7 +95,7 @@ def loop_end(
     length: int,
     reverse: bool,
 ) -> tuple[Tensor, ...]:
-    """Marks where a loop ends, as `loop_begin` marks its beginning."""
+    """Marks the end of a loop; see `loop_begin`."""
     raise NotImplementedError("the steps of a loop are written to files only")
 
 
@@ -120,7 +120,8 @@ def lstm(
         constants: As for `scan`.
         carry: The cell state and the hidden state, in any order.
         xs: The inputs of the steps.
-        weights: Of the inputs, of the hidden state, and the sum of the biases, in torch's layout.
+        weights: The weights of inputs and hidden state, and the sum of the biases, in torch's
+            layout.
         cell: The position of the cell state in the carry.
         length: The number of steps.
         reverse: Whether to begin with the last row.
@@ -166,7 +167,7 @@ def gru(
         constants: As for `scan`.
         carry: The hidden state.
         xs: The inputs of the steps.
-        weights: Of the inputs and of the hidden state, and their biases, in torch's layout.
+        weights: The weights of inputs and hidden state, and their biases, in torch's layout.
         length: The number of steps.
         reverse: Whether to begin with the last row.
         outputs: The dtype of each output, all of them the hidden state.
@@ -201,9 +202,9 @@ def _scan_in_graph(
     kinds = [x.dtype for x in carry]
     given: Any = (*carry, *xs, *constants)
     device = given[0].device if given else None
-    # its derivative knows floats alone, in what is carried and in what is given
+    # its derivative supports only floats in carry and outputs
     wide = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-    # torch wants a carry and rows, where JAX has none
+    # torch needs a carry and rows even if JAX has none
     first = [_as_floats(x, wide) for x in carry] or [torch.zeros((), device=device)]
     rows = list(xs) or [torch.arange(length, dtype=torch.int32, device=device)]
 
@@ -308,11 +309,11 @@ def _where(going: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> tuple
 def switch(
     index: Tensor, branches: Sequence[Body], operands: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Runs `lax.switch`: the branch of a number, or the nearest one."""
+    """Runs `lax.switch`: the branch with an index, which is clamped."""
     last = len(branches) - 1
     if torch.compiler.is_compiling():
         return _switch_in_graph(index, branches, operands)
-    if bits.is_batched(index):  # under vmap: all of them, as JAX does
+    if bits.is_batched(index):  # under vmap all branches run, as in JAX
         results = [branch(*operands) for branch in branches]
         chosen = results[0]
         for i, result in enumerate(results[1:], 1):

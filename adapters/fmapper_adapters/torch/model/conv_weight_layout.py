@@ -1,4 +1,4 @@
-"""Lays out the weights of convolutions in the order in which torch reads them."""
+"""Orders the weights of convolutions in memory as torch reads them."""
 
 from __future__ import annotations
 

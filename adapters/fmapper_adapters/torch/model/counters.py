@@ -1,7 +1,7 @@
 """Other generators of JAX that hash counters: philox2x32, philox4x32, threefry4x32 and XLA's.
 
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Words are int32 of the bits
-that JAX has as uint32; products are worked out in int64.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Words are int32 with the
+bits of JAX's uint32; products are computed in int64.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def state_bits(
 
     Args:
         state: Four words, int32, or two numbers of 64 bits: a key, and the counter of blocks.
-        width: How many bits an element has: 8, 16, 32 or 64.
-        shape: What is drawn.
+        width: The number of bits of an element: 8, 16, 32 or 64.
+        shape: The shape to draw.
         algorithm: `philox`, whose blocks have four words, or `threefry`, with two.
     """
     is_split = state.dtype is torch.int32
@@ -105,7 +105,7 @@ def state_bits(
         size = math.prod(shape) * (2 if width == 64 else 1)
         count = -(-size // 4)
         numbers = start + torch.arange(count, device=state.device)
-        # the key once more above the counter, with what that carries
+        # the key is added to the upper words of the counter, with the carry
         above = key + ((numbers ^ _SIGN) < (start ^ _SIGN)).to(torch.int64)
         counter = *_halves(numbers).unbind(-1), *_halves(above).unbind(-1)
         drawn = torch.stack(philox4x32(k0, k1, *counter), -1).flatten()[:size]
@@ -131,7 +131,7 @@ def state_bits(
 
 
 def _half(shape: Sequence[int]) -> tuple[list[int], int]:
-    """Returns the dimension along which XLA pairs words: the first even, else a longest one.
+    """Returns the dimension along which XLA pairs words: the first even one, else a longest one.
 
     Returns:
         The shape of the blocks, and that dimension.

@@ -28,19 +28,19 @@ def call_with_derivative(
     Args:
         body: The function.
         backward: Maps the operands and the cotangents of results to the cotangents of operands; or
-            the reason why there is none, which becomes the error of a differentiation.
+            the reason why there is none, which becomes the error on differentiation.
         operands: The constants of the function, those of `backward`, and the operands.
         differentiable: The operands that have derivatives.
         cotangents: The results that have derivatives.
         constants: The number of constants of each function.
-        once: Why the derivative has none itself; empty where it has.
+        once: Why there is no second derivative; empty if there is one.
     """
     count, more = constants
     inner = (*operands[:count], *operands[count + more :])
     if not _is_differentiated(inner):
         return tuple(body(*inner))
     plan = body, backward, count, more, differentiable, cotangents, once
-    if torch.compiler.is_compiling():  # which takes no tensor twice
+    if torch.compiler.is_compiling():  # compilers accept no tensor twice
         operands = [
             x.view_as(x) if any(x is y for y in operands[:i]) else x for i, x in enumerate(operands)
         ]
@@ -68,7 +68,7 @@ class _Function(torch.autograd.Function):
     def forward(plan: Any, *operands: Tensor) -> Any:
         body, _, count, more, *_ = plan
         results = body(*operands[:count], *operands[count + more :])
-        # autograd saves the operands, so that none of them may be a result
+        # autograd saves the operands, so none of them may be a result
         return tuple(y.view_as(y) if any(y is x for x in operands) else y for y in results)
 
     @staticmethod
@@ -110,7 +110,7 @@ def _without_derivatives(gradients: Sequence[Any], reason: str) -> Sequence[Any]
 
 
 class _Last(torch.autograd.Function):
-    """Gradients that have none themselves."""
+    """Gradients without second derivatives."""
 
     generate_vmap_rule = True
 
@@ -139,13 +139,13 @@ def with_gradient(
 
     Args:
         backward: Maps the gradients of the results, and the saved values, to those of the
-            arguments; or the reason why there is none, which becomes the error of a
+            arguments; or the reason why there is none, which becomes the error on
             differentiation.
         ys: The results.
         xs: The arguments.
         kept: The saved values.
         places: The argument that each result of `backward` belongs to.
-        once: Why the derivative has none itself; empty where it has.
+        once: Why there is no second derivative; empty if there is one.
     """
     given = {id(x) for x in xs}
     positions = {id(y): i for i, y in enumerate(ys) if id(y) not in given}

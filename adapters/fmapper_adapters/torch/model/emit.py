@@ -23,7 +23,7 @@ _FIX_SIZES = (
     "\nIt may need sizes that do not vary: give such a size as '_' in dynamic_shapes, or pass "
     'dynamic_shapes="auto", which fixes what has to be fixed.'
 )
-_MOST_STEPS = 20_000  # that one call may become: a few thousand is what written-out loops take
+_MOST_STEPS = 20_000  # the most operations per call; unrolled loops need a few thousand
 FLOATS = {"float32", "float64", "float16", "bfloat16"}
 
 
@@ -51,11 +51,11 @@ class Value(fx.Proxy):
         return len(self.fake.shape)
 
     def is_floating_point(self) -> bool:
-        """Returns whether it is of real floats."""
+        """Returns whether its elements are real floats."""
         return self.dtype.is_floating_point
 
     def is_complex(self) -> bool:
-        """Returns whether it is of complex numbers."""
+        """Returns whether its elements are complex numbers."""
         return self.dtype.is_complex
 
     def view(self, *to: Any) -> Any:
@@ -83,7 +83,7 @@ class Value(fx.Proxy):
 class VaryingSize(fx.Proxy):
     """A size that is computed in the graph.
 
-    As in JAX, it equals another size if it always does, and never a number: it may be any from 1.
+    As in JAX, it equals another size only if both are always equal, and never equals a number.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -100,15 +100,15 @@ class VaryingSize(fx.Proxy):
 
 
 class _Tracer(fx.proxy.GraphAppendingTracer):
-    """Makes nodes that know the shape and dtype of their results."""
+    """Creates nodes with the shape and dtype of their results."""
 
     def __init__(self, graph: fx.Graph, mode: FakeTensorMode, lines: Mapping[str, str]) -> None:
         super().__init__(graph)
         self.mode = mode
         self.lines = lines
         self.place: tuple[str, str] = "", ""
-        self.result: Callable[[], Any] = tuple  # of an operation that is not to be tried
-        self.steps = 0  # of the call that is lowered
+        self.result: Callable[[], Any] = tuple  # results of an operation without a trial run
+        self.steps = 0  # operations of the current call
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any) -> fx.Node:
         self.steps += 1
@@ -138,9 +138,9 @@ class _Tracer(fx.proxy.GraphAppendingTracer):
         if self.mode.shape_env is None:
             with self.mode:
                 return target(*operands, **named)
-        with self.mode, _private.enable_python_dispatcher():  # C++ kernels read sizes as numbers
+        with self.mode, _private.enable_python_dispatcher():  # C++ kernels read sizes
             value = target(*operands, **named)
-        if self.mode.shape_env.replacements:  # else the example of the size becomes part of it
+        if self.mode.shape_env.replacements:  # the example's size would be fixed
             name = getattr(target, "__name__", target)
             raise TypeError(f"{name} of torch fixes a size that varies")
         return value
@@ -160,7 +160,7 @@ class Emitter:
         renamed: Floating dtypes of the program -> the dtypes in which to compute it.
         mode: The mode of the fake tensors, shared by a graph and those within it.
         fused: Whether to use torch's fused functions for what the program expands.
-        lines: The code at the sources that calls name.
+        lines: The source code at the lines that calls name.
         native: Whether the program was recorded from torch, so that its operations are called
             directly.
     """
@@ -190,8 +190,8 @@ class Emitter:
         self._sizes: dict[str, Any] = {}
         self._anchor: Value | None = None
         self._device: Any = None
-        self.is_inner = False  # of a loop, a branch or a function
-        self.borders: frozenset[str] = frozenset()  # what submodules take or give
+        self.is_inner = False  # in a loop, a branch or a function
+        self.borders: frozenset[str] = frozenset()  # arguments and results of submodules
 
     # --- inputs and outputs ---
 
@@ -203,7 +203,7 @@ class Emitter:
     def placeholder(self, name: str, kind: tuple[str, tuple[Any, ...]], fake: Any) -> Any:
         """Returns an input of the graph in the dtype that users pass."""
         node = self._tracer.create_node("placeholder", name, (), {})
-        node.target = node.name  # it becomes code as it is, and a node's name is an identifier
+        node.target = node.name  # used in code verbatim, so it must be an identifier
         return self._input(name, node, kind, fake)
 
     def attribute(
@@ -224,7 +224,7 @@ class Emitter:
         return value
 
     def carry(self, name: str) -> None:
-        """Converts an input that users pass as unsigned integers to one that stands for it."""
+        """Converts an input of unsigned integers to the signed ones that carry it."""
         dtype, _ = self._kinds[name]
         if types.is_carried(dtype) and not self._native:
             self._env[name] = self._env[name].view(types.carrier_of(dtype))
@@ -300,15 +300,15 @@ class Emitter:
     def submodule(self, graph: Graph, kind: str) -> Any:
         """Makes an inner function of the program a module, to be called in the graph.
 
-        The sizes of what is around it that it computes with, and cannot read from its operands,
-        become inputs of the module, and are bound to what is returned.
+        Outer sizes that it needs and cannot read from its operands become inputs of the module, and
+        are bound to the returned function.
         """
         name = f"_{kind}_{len(self.modules)}"
         self.modules[name], symbols = self._function(graph)
         module = fx.Proxy(self._tracer.create_node("get_attr", name, (), {}), self._tracer)
         if not symbols:
             return module
-        result, self._tracer.result = self._tracer.result, lambda: None  # a function has no shape
+        result, self._tracer.result = self._tracer.result, lambda: None  # no shape
         try:
             return self.call(control_flow.with_sizes, module, *(self._sizes[s] for s in symbols))
         finally:
@@ -439,7 +439,7 @@ class Emitter:
         for value, (dtype, shape) in zip(results, call.result, strict=True):
             if not isinstance(value, Value):
                 if isinstance(value, fx.Proxy):
-                    continue  # of an operation with several results, which knows them itself
+                    continue  # operations with several results track their shapes
                 raise TypeError(f"gives a {type(value).__name__}, not a tensor")
             fixed = all(isinstance(n, int) for n in shape)
             if value.dtype is not self.dtype(dtype) or (
@@ -451,7 +451,7 @@ class Emitter:
                 )
 
     def _function(self, graph: Graph) -> tuple[fx.GraphModule, list[str]]:
-        """Returns an inner graph as a module, and the sizes that it takes before its operands."""
+        """Returns an inner graph as a module, with the sizes that it takes before its operands."""
         inner = Emitter(
             self._lowerings, self._renamed, self._mode, fused=self._fused, lines=self._lines,
             native=self._native,
@@ -475,7 +475,7 @@ class Emitter:
         return fx.GraphModule(root, inner.graph), needed
 
     def _outer_size(self, symbol: str, size: Any) -> fx.Node:
-        """Makes a size of what is around this function an input of it."""
+        """Makes a size of the surrounding graph an input of this function."""
         node = self._tracer.create_node("placeholder", f"size_{symbol}", (), {})
         node.target = node.name
         node.meta["val"] = size.node.meta["val"] if isinstance(size, fx.Proxy) else size
@@ -490,7 +490,7 @@ class _Current:
 
 
 def current() -> Emitter:
-    """Returns the emitter whose lowerings run, for those that make tensors or call functions."""
+    """Returns the emitter whose lowerings run; some create tensors or call functions by it."""
     if _Current.emitter is None:
         raise RuntimeError("a lowering was called outside of a conversion")
     return _Current.emitter

@@ -1,4 +1,4 @@
-"""Attention and GELU as JAX expands them, by torch's fast kernels where the two cannot differ.
+"""JAX's attention and GELU by torch's fast kernels, where results cannot differ.
 
 torch's fast GELU on a CPU is NaN where JAX's is infinite. Its fast attention adds a mask to the
 scores, which does not remove infinite ones, skips keys that JAX multiplies by zero, and returns
@@ -20,10 +20,10 @@ from fmapper_adapters.torch.model import bits
 
 Tensor = torch.Tensor
 
-# Scores up to here: sums of their exponentials are as exact as JAX's, forward and backward.
+# Up to this score, sums of exponentials are as exact as JAX's, forward and backward.
 _LARGEST_SCORE = 1e4
 _LARGEST_VALUE = 1e30
-_NOTHING = 800.0  # scores this far below the largest have no weight, in float64 as well
+_NOTHING = 800.0  # scores this far below the largest have weight zero, even in float64
 
 
 def attend(
@@ -44,7 +44,7 @@ def attend(
         k: Batch, heads, columns, depth.
         v: Batch, heads, columns, any number.
         mask: The columns that each row attends to; broadcasts against batch, heads, rows, columns.
-        bias: Numbers to add to the scores, of such a shape; not together with a mask.
+        bias: Numbers to add to the scores, of a shape like the mask; not both are allowed.
         scale: The factor of the products.
         fill: The score of masked columns, far below zero.
         is_causal: Whether the mask lets each row attend to the columns up to its own.
@@ -77,7 +77,7 @@ attend.is_control_flow = True  # type: ignore[attr-defined]
 def exact_gelu(x: Tensor) -> tuple[Tensor]:
     """Returns a tuple of one tensor, `x * erfc(-x / sqrt(2)) / 2`."""
     y = functional.gelu(x)
-    if not x.is_cpu or torch.compiler.is_compiling():  # where torch computes just that
+    if not x.is_cpu or torch.compiler.is_compiling():  # torch computes this formula there
         return (y,)
     if _has_values(x) and x.detach().amax().item() < _LARGEST_VALUE:
         return (y,)
@@ -93,12 +93,12 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
     if q.is_cpu and type(q).__module__.startswith("torch.distributed.tensor"):
-        return True  # torch's attention for CPUs takes no DTensors, and to see values is to send
+        return True  # torch's attention for CPUs rejects DTensors; reading values would send them
     return _private.is_dual() or not all(map(_has_values, (q, k, v)))
 
 
 def is_quick_on_cpu(*tensors: Tensor) -> bool:
-    """Returns whether fast functions without a forward derivative can take tensors as they are."""
+    """Returns whether fast functions without a forward derivative can be used for tensors."""
     return not _private.is_dual() and all(x.is_cpu and _has_values(x) for x in tensors)
 
 
@@ -118,7 +118,7 @@ def _is_moderate(options: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | N
     is_masked, scale, fill, _ = options
     limit = min(_LARGEST_SCORE, -fill - _NOTHING) if is_masked else _LARGEST_SCORE
     factor = q.shape[-1] * max(1.0, abs(scale))
-    # On a CPU numbers are quicker than small tensors.
+    # On a CPU numbers are faster than small tensors.
     size: Any = _size if q.is_cpu and not torch.compiler.is_compiling() else _size_of
     scores = size(q) * size(k) * factor
     if bias is not None:
@@ -129,7 +129,7 @@ def _is_moderate(options: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | N
 def _size(x: Tensor) -> float:
     """Returns the largest absolute value; NaN if there is one."""
     x = x.detach()
-    return max(-x.amin().item(), x.amax().item())  # both are NaN if one is
+    return max(-x.amin().item(), x.amax().item())  # both are NaN if any element is
 
 
 def _size_of(x: Tensor) -> Tensor:

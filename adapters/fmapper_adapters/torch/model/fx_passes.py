@@ -1,7 +1,7 @@
 """Passes over a finished graph: common subexpressions, permutations that cancel, causal masks.
 
-They work on the output of lowerings, torch's graph: a program has fewer and larger calls, in which
-there is nothing to share yet.
+They work on torch's graph, the output of lowerings: a program has fewer, larger calls without
+common subexpressions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ASSERTIONS = {torch.ops.aten._assert_async.msg, torch.ops.aten._assert_scalar.d
 
 
 def is_kept(node: fx.Node) -> bool:
-    """Returns whether an unused node has to stay."""
+    """Returns whether an unused node must be kept."""
     return node.op in ("placeholder", "output") or node.target in _ASSERTIONS
 
 
@@ -41,7 +41,7 @@ def share(graph: fx.Graph) -> None:
         key = node.op, node.target, _freeze(node.args), _freeze(node.kwargs)
         try:
             first = seen.setdefault(key, node)
-        except TypeError:  # of an argument that has no hash
+        except TypeError:  # an argument without a hash
             continue
         if first is not node:
             node.replace_all_uses_with(first)
@@ -49,7 +49,7 @@ def share(graph: fx.Graph) -> None:
 
 
 def _is_in_place(node: fx.Node) -> bool:
-    """Returns whether a call changes its first argument: by custom its name ends with one `_`."""
+    """Returns whether a call changes its first argument: its name ends with a single `_`."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return node.op.startswith("call") and name.endswith("_") and not name.endswith("__")
 
@@ -109,7 +109,7 @@ def mark_causal(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> None:
 
     Args:
         graph: The graph.
-        constants: The tensors that it gets from the module by name.
+        constants: The tensors that the graph reads from the module, by name.
     """
     for node in graph.nodes:
         mask = node.kwargs.get("mask")

@@ -16,7 +16,7 @@ MADE = ("_training_", "_evaluation_")  # the names of functions and constants of
 class Part(torch.nn.Module):
     """A submodule of a converted model, with its arrays and submodules but without a forward."""
 
-    if TYPE_CHECKING:  # torch.nn.Module has it return a tensor or a module
+    if TYPE_CHECKING:  # typed as tensor or module in torch.nn.Module
 
         def __getattr__(self, name: str) -> Any: ...
 

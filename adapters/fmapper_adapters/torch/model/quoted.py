@@ -1,11 +1,11 @@
-"""Quotes text of a program for generated code, so that it always stays text."""
+"""Quotes text of a program in generated code, so that it is never executed."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-# Characters that end a line for Python or for readers, and those that no source may contain.
+# Characters that end a line for Python or for readers, or that source code must not contain.
 _NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NO_ATTRIBUTE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\"'\\\\]")
 
@@ -18,6 +18,6 @@ def on_one_line(text: str) -> str:
 def as_attribute(name: str) -> str:
     """Replaces quotes in an attribute's name by `_`.
 
-    Python reads names in code in normal form, so that a ligature is its letters there.
+    Python normalises names in code, which turns a ligature into its letters.
     """
     return _NO_ATTRIBUTE.sub("_", unicodedata.normalize("NFKC", name))

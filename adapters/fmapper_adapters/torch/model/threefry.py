@@ -1,8 +1,8 @@
 """Random bits of JAX in torch: threefry2x32 and its relatives, in int32, whose sums wrap.
 
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Which counter gives which
-element is JAX's choice: see `jax_threefry_partitionable`. Keys are arrays of words, in the last
-dimension; unsigned integers are carried as signed ones of the same bits.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The counter of an element is
+JAX's choice: see `jax_threefry_partitionable`. Keys are arrays of words, in the last dimension;
+unsigned integers are carried as signed ones of the same bits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def hash_words(key1: Tensor, key2: Tensor, high: Tensor, low: Tensor) -> tuple[T
     keys = key1, key2, key1 ^ key2 ^ _PARITY
     low = low + key2
     high = high + key1 + low
-    low = _rotate(low, 13) ^ high  # of the full shape from here on, so that it can be in place
+    low = _rotate(low, 13) ^ high  # has the full shape from here on, so in-place operations work
     for turn in range(5):
         for steps in _ROTATIONS[turn % 2]:
             if turn or steps != 13:
@@ -56,7 +56,7 @@ def _rotate(x: Tensor, steps: int) -> Tensor:
 
 
 def _halves(key: Tensor, ndim: int) -> tuple[Tensor, Tensor]:
-    """Returns the two words of each key, with dimensions to draw in behind those of the keys."""
+    """Returns the two words of each key, with dimensions for draws behind those of the keys."""
     first, second = key.unbind(-1)
     ones = (1,) * ndim
     return first.reshape(first.shape + ones), second.reshape(second.shape + ones)
@@ -94,8 +94,8 @@ def bits(key: Tensor, width: int, shape: Sequence[int], *, partitionable: bool =
 
     Args:
         key: int32 of shape (*batch, 2).
-        width: How many bits an element has.
-        shape: What is drawn for each key.
+        width: The number of bits of an element.
+        shape: The shape to draw for each key.
         partitionable: The value of `jax_threefry_partitionable`.
 
     Returns:
@@ -153,7 +153,7 @@ def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
     """Scales floats in [0, 1) to [low, low + span), in float32 or float64.
 
     XLA compiles product and sum to one operation with one rounding, if the processor has it;
-    autograd gets the sum itself, which differs in the last bit.
+    autograd sees the plain sum, which differs in the last bit.
     """
     plain = near(unit, span, low)
     with torch.no_grad():
@@ -189,7 +189,7 @@ def hashed_keys(key: Tensor, shape: Sequence[int], *, partitionable: bool = True
 def seed(seeds: Tensor) -> Tensor:
     """Makes keys from integers of up to 64 bits: the upper word (0 for fewer), the lower.
 
-    Narrow integers are those that JAX has, so with their sign.
+    Narrow integers keep their sign, as in JAX.
     """
     if seeds.dtype is torch.int64:
         return torch.stack(((seeds >> 32).to(torch.int32), seeds.to(torch.int32)), -1)
@@ -198,7 +198,7 @@ def seed(seeds: Tensor) -> Tensor:
 
 
 def fold_in(key: Tensor, data: Tensor) -> Tensor:
-    """Hashes numbers to new keys; keys and numbers are broadcast."""
+    """Returns new keys, hashed from keys and numbers, which are broadcast."""
     low = data.to(torch.int32)
     first, second = key.unbind(-1)
     return torch.stack(hash_words(first, second, torch.zeros_like(low), low), -1)

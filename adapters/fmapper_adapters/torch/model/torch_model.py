@@ -28,7 +28,7 @@ from fmapper_adapters.torch.model import conv_weight_layout, emit
 from fmapper_adapters.torch.model.compiled import Code, readable
 from fmapper_adapters.torch.model.module_tree import MADE, Part, Places, get
 
-_COMPUTED = tuple(f"{mode}made_" for mode in MADE)  # those that a graph computes from nothing
+_COMPUTED = tuple(f"{mode}made_" for mode in MADE)  # constants that graphs compute
 
 
 class TorchModel(Part):
@@ -53,7 +53,7 @@ class TorchModel(Part):
         if not program.train or program.evaluation is not None:
             programs["evaluation"] = evaluation
         self._codes: dict[str, Code] = {}
-        self._tied = self._variable_types = self._few_bits = self._mesh_axes = {}  # names taken
+        self._tied = self._variable_types = self._few_bits = self._mesh_axes = {}  # reserved
         places = Places(self)
         for name, tensor in to_torch(dict(program.parameters)).items():
             places.parameter(name, tensor, trained=name not in program.frozen)
@@ -123,7 +123,7 @@ class TorchModel(Part):
             if isinstance(array, torch.nn.Parameter):
                 with torch.no_grad():
                     array.copy_(value)
-            else:  # exported programs with no_grad in them cannot be loaded
+            else:  # exported programs with no_grad cannot be loaded
                 array.copy_(value.detach())
         return code.output(outputs)
 
@@ -133,7 +133,7 @@ class TorchModel(Part):
         code = codes.get("training" if self.training else "evaluation")
         if code is not None:
             return code
-        if self.training and not self._lacks_training:  # it has no modes
+        if self.training and not self._lacks_training:  # a program without modes
             return codes["evaluation"]
         return self._refuse_mode()
 
@@ -231,7 +231,7 @@ class TorchModel(Part):
     def weights(self) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
         """Returns the arrays by the names of the source, and a function that replaces them.
 
-        None where modules allow all of these names.
+        Returns None if modules allow all of these names.
         """
         targets = next(iter(self._codes.values())).targets
         renamed = {target: name for name, target in targets.items() if name != target}
@@ -293,7 +293,7 @@ class TorchModel(Part):
         return keys
 
     def _tie(self) -> None:
-        """Ties arrays again, after a method of torch that treats them one by one."""
+        """Restores ties after a method of torch that replaces arrays one by one."""
         for target, first in self._tied.items():
             array = get(self, first)
             if get(self, target) is not array:
@@ -301,7 +301,7 @@ class TorchModel(Part):
                 setattr(self.get_submodule(owner), last, array)
 
     def _follow(self) -> None:
-        """Rebuilds the graphs where the dtypes of parameters have changed.
+        """Rebuilds the graphs if the dtypes of parameters have changed.
 
         Raises:
             ProgramInputError: Parameters that had the same dtype have different ones now.
@@ -318,13 +318,13 @@ class TorchModel(Part):
         self._rename({old: new for old, new in renamed.items() if old != new})
 
     def _rename(self, renamed: dict[str, str]) -> None:
-        """Rebuilds the graphs under other names."""
+        """Rebuilds the graphs with other dtypes."""
         if all(code.renamed == renamed for code in self._codes.values()):
             return
         codes = {}
         for mode, code in self._codes.items():
             codes[mode] = code if code.renamed == renamed else code.in_dtypes(renamed)
-        self._codes = codes  # another dict: a copy of this model may share the old one
+        self._codes = codes  # a new dict: a copy of this model may share the old one
         self._install()
 
     def _install(self) -> None:
@@ -344,7 +344,7 @@ TorchModel.__module__ = "fmapper_adapters.torch"  # where it is public
 
 
 def _without(held: Mapping[str, Any], beginnings: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the state of a module without names that begin so."""
+    """Returns the state of a module without names with these prefixes."""
     return {name: value for name, value in held.items() if not name.startswith(beginnings)}
 
 
@@ -356,7 +356,7 @@ def _bare() -> TorchModel:
 def _class_of_its_own() -> type[TorchModel]:
     """Makes a class for one model: `torch.compile` counts compilations of a forward's code.
 
-    With one forward for all, it would give up at the ninth model of a process.
+    With one class for all, it would give up at the ninth model of a process.
     """
     shared = TorchModel.forward
     forward = types.FunctionType(
@@ -387,7 +387,7 @@ def from_program(
     Args:
         program: The program.
         lowerings: The user's lowerings.
-        fused: Whether to use torch's softmax, attention and others for what the program expands.
+        fused: Whether to use torch's fused functions, such as softmax and attention.
 
     Raises:
         ConversionError: The program cannot be lowered.

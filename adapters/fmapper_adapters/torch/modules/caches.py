@@ -12,7 +12,7 @@ import torch
 from fmapper.backends import NodeType
 
 _CACHES = "transformers.cache_utils"
-_OF_MODELS = re.compile(r"Cache(Layer)?$")  # those that a model has of its own
+_OF_MODELS = re.compile(r"Cache(Layer)?$")  # caches of single models
 
 
 @functools.lru_cache(maxsize=1024)
@@ -51,7 +51,7 @@ def _is_child(value: Any) -> bool:
 
 
 def _fill(new: Any, old: Any, children: Mapping[str, Any]) -> None:
-    """Puts arrays into a cache, and updates its device and dtype."""
+    """Fills a cache with arrays, and updates its device and dtype."""
     state = {**vars(old), **children}
     tensors = {n: x for n, x in children.items() if isinstance(x, torch.Tensor)}
     for name, value in vars(old).items():  # `device` and `dtype`, `indexer_device`, ...

@@ -1,4 +1,4 @@
-"""The arrays of modules that `torch.compile` wraps, by the names that they have without it."""
+"""The arrays of modules that `torch.compile` wraps, by their names in the unwrapped module."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fmapper_adapters.torch.modules.module_nodes import is_compiled
 
 
 def weights(model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
-    """Returns the arrays of a module with compiled parts by name, and what replaces them.
+    """Returns the arrays of a module with compiled submodules, and a function that replaces them.
 
-    None for other models.
+    Returns None for other models.
     """
     if not isinstance(model, torch.nn.Module):
         return None

@@ -1,4 +1,4 @@
-"""The layers of torch and transformers, as `fmapper.transfer` asks about them."""
+"""Facts about layers of torch and transformers for `fmapper.transfer`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _OUTPUTS_FIRST = (
 
 
 class Layers(Models):
-    """The layouts of weights, and modules with the arrays of others."""
+    """The layouts of weights, and runs of modules with other arrays."""
 
     layer_modules: ClassVar[tuple[str, ...]] = ("torch.nn", "transformers.pytorch_utils")
     weight_layouts: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(_OUTPUTS_FIRST.split(), "outputs first"),
-        "Conv1D": "outputs last",  # of transformers
+        "Conv1D": "outputs last",  # transformers' layer
         "Embedding": "rows",
         "EmbeddingBag": "rows",
     }
@@ -29,13 +29,13 @@ class Layers(Models):
     def watcher(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], Iterable[Observation]]:
-        """Records a module once, and runs the program with the arrays of others."""
+        """Records a module once, and runs the program with arrays of other modules."""
         from fmapper_adapters.torch import verify
 
         return verify.watcher(model, args, kwargs) or super().watcher(model, args, kwargs)
 
     def own_rules(self, model: Any, arrays: Mapping[str, Any]) -> Rules | None:
-        """Returns those of transformers' tables, for one of its models."""
+        """Returns the rules of transformers' tables for a model of transformers."""
         transformers = sys.modules.get("transformers")
         if transformers is None or not isinstance(model, transformers.PreTrainedModel):
             return None
@@ -46,7 +46,7 @@ class Layers(Models):
     def outline(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterable[Observation] | None:
-        """Calls a module with tensors that have no memory."""
+        """Calls a module on tensors without memory."""
         from fmapper_adapters.torch import outline
 
         return outline.operations(model, args, kwargs)

@@ -33,7 +33,7 @@ Module = torch.nn.Module
 _INTERNAL = frozenset(vars(Module()))
 _OWN_STATE = len(_INTERNAL)
 _COMPILED = "_compiled_call_impl"
-_COMPOSABLE = "__composable_api_state_key"  # what `fully_shard` has of a module
+_COMPOSABLE = "__composable_api_state_key"  # where `fully_shard` stores its state
 _OWN_NAMES = _INTERNAL | {_COMPILED}
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HOOKS = tuple(
@@ -41,7 +41,7 @@ _HOOKS = tuple(
     for name, value in vars(Module()).items()
     if isinstance(value, dict | set) and name not in _REGISTRIES
 )
-_GRADIENT = "_fmapper_gradient"  # an attribute of a gradient: None in its tables is no_gradient
+_GRADIENT = "_fmapper_gradient"  # an attribute of a gradient: None there means no_gradient
 _SEQUENCES = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
 _SETTINGS = frozenset({int, float, str, bool, type(None)})
 _new: Callable[[type], Any] = object.__new__
@@ -102,7 +102,7 @@ def node_type(cls: type) -> NodeType | None:
             or not (plain or not _extra(attributes))
         ):
             pass
-        elif parameters and not modules and not numbered:  # commonest: a layer
+        elif parameters and not modules and not numbered:  # most common: a layer
             source = parameters.copy()
             keep(source)
             finish = partial(_fill_parameters, module, source, new, keep)
@@ -155,7 +155,7 @@ def _put(numbered: bool, module: Any, children: Mapping[Any, Any]) -> None:
 
 
 def _carried_attributes(module: Any) -> list[tuple[str, Any]]:
-    """Returns attributes of a module that are neither children, settings nor torch's."""
+    """Returns attributes of a module that are not children, settings or torch's own."""
     state = module.__dict__
     children = {name for name, _ in _extra(state)}
     return [
@@ -205,7 +205,7 @@ def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
 def _settings_only_of_class() -> Callable[[dict[str, Any]], bool]:
     """Returns a fast check of whether all attributes of an instance are plain settings.
 
-    The check is called often, nearly always succeeds, and nearly always for the same names.
+    The check is called often, and nearly always succeeds for the same names as before.
     """
     last: tuple[int, Callable[[dict[str, Any]], tuple[Any, ...]]] = (-1, tuple)
     are_settings = _SETTINGS.issuperset
@@ -219,11 +219,11 @@ def _settings_only_of_class() -> Callable[[dict[str, Any]], bool]:
             if len(state) != count:
                 raise KeyError
             attributes = values(state)
-        except KeyError:  # other attributes than the last time
+        except KeyError:  # other attributes than in the last call
             names = [name for name in state if name not in _INTERNAL]
             if not names:
                 return True
-            # One name more, so that itemgetter gives a tuple in any case.
+            # One extra name, so that itemgetter always returns a tuple.
             last = len(state), itemgetter(names[0], *names)
             attributes = last[1](state)
         if are_settings(map(type, attributes)):
@@ -288,7 +288,7 @@ def _fill(old: Any, module: Any, state: dict[str, Any], keep: Keep, filled: dict
 
 
 def is_compiled(cls: type) -> bool:
-    """Returns whether a class is that of `torch.compile(module)`; dynamo is slow to import."""
+    """Returns whether a class is that of `torch.compile(module)`, without importing dynamo."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and issubclass(cls, dynamo.OptimizedModule)
 
@@ -343,7 +343,7 @@ def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
             return None
         if not isinstance(new, torch.Tensor):
             raise _unfit(module, name, new, "a tensor")
-        # A tensor itself is not asked: its class answers in Python.
+        # Asks the class, since attributes of a tensor may run Python code.
         is_parameter = type(new) is not torch.Tensor and isinstance(new, torch.nn.Parameter)
         if is_parameter or parameter_standin.stands_for(old) is None:
             return new
@@ -369,7 +369,7 @@ def _refer_anew(old: Any, new: Any, state: dict[str, Any], keep: Keep) -> None:
     if state.get(_COMPILED) is not None:
         state[_COMPILED] = references.recompile(state[_COMPILED], new)
     if isinstance(new, torch.fx.GraphModule) and "_graph" in state:
-        state["_graph"] = copy.deepcopy(state["_graph"])  # it knows the module that it is of
+        state["_graph"] = copy.deepcopy(state["_graph"])  # the graph refers to its module
         state["_graph"].owning_module = new
     if not names and not tables:
         return

@@ -22,7 +22,7 @@ _set = object.__setattr__
 _PLAIN = (dict, list, set, Counter, defaultdict)
 _OWN = frozenset({"state", "param_groups", "defaults"})
 _PER_OPTIMIZER = "_per_optimizer_states"
-_HOSTED = "step"  # the one entry of a state that does not go by its parameter
+_HOSTED = "step"  # the only entry of a state that need not be on the parameter's device
 
 
 def node_type(cls: type) -> NodeType | None:
@@ -38,7 +38,7 @@ def node_type(cls: type) -> NodeType | None:
             follows=_moments,
             put=_put,
         )
-    if issubclass(cls, Optimizer):  # its tables are those of an optimizer that it wraps
+    if issubclass(cls, Optimizer):  # a wrapper shares the tables of its optimizer
         return NodeType(
             _attributes, shell=_shell, fill=_fill_attributes, carried=_rest, put=_put_attributes
         )
@@ -86,7 +86,7 @@ def _children(optimizer: Any) -> dict[str, Any]:
         state[numbers.get(id(key), key)] = held
     if state:
         children["state"] = state
-    if strangers:  # they have a state, but are in no group any more
+    if strangers:  # they have a state, but are no longer in a group
         children["strangers"] = strangers
     return children | dict(_extra(optimizer))
 
@@ -148,7 +148,7 @@ def _shell(node: Any) -> Any:
 
 
 def _steps(optimizer: Any) -> Iterable[tuple[Any, Aside]]:
-    """Yields the step counters: never cast, on the CPU unless the optimizer runs on the device."""
+    """Yields the step counters, each with its rule: never cast, and usually kept on the CPU."""
     rule: dict[int, Aside] = {}
     for group in optimizer.param_groups:
         on_device = group.get("capturable", False) or group.get("fused", False)
@@ -224,7 +224,7 @@ def _fill(new: Any, old: Any, slots: Mapping[str, Any]) -> None:
     for name, value in vars(old).items():
         if isinstance(value, dict) and name not in children and name not in _OWN:
             made[name] = value.copy()  # hooks
-    for name, value in children.items():  # a wrapper shares its tables with what it wraps
+    for name, value in children.items():  # a wrapper shares its tables with the optimizer
         before = getattr(old, name)
         if isinstance(before, Optimizer):
             for table in _OWN:
@@ -247,9 +247,9 @@ def _entries(old: dict[Any, Any], held: Any, *, moved: bool) -> dict[Any, Any]:
 
 
 def _own_step(step: Any, old: Any, new: Any) -> Any:
-    """Moves a `step` that schedulers or users replaced from one optimizer to another one."""
+    """Moves a `step` that schedulers or users have replaced to another optimizer."""
     if _private.is_scheduled(step):
-        # It is tied to the old optimizer by a weak reference, which a scheduler makes anew.
+        # It refers weakly to the old optimizer; a scheduler creates a new reference.
         bare = getattr(step, "__wrapped__", type(old).step)
         reference = weakref.ref(new)
 
@@ -295,7 +295,7 @@ def _fill_attributes(new: Any, old: Any, slots: Mapping[str, Any]) -> None:
 
 
 def _scales(scaler: Any) -> Iterable[tuple[Any, Aside]]:
-    """Lists the scales, which are always float32."""
+    """Returns the scales, which are always float32."""
     return [(v, Aside.UNCAST) for v in vars(scaler).values() if isinstance(v, torch.Tensor)]
 
 
@@ -304,7 +304,7 @@ def _fill_scaler(new: Any, old: Any, slots: Mapping[str, Any]) -> None:
     scale = slots.get("_scale")
     if isinstance(scale, torch.Tensor):
         new._device = scale.device.type
-    if vars(old).get(_PER_OPTIMIZER):  # by the identity of the old optimizer
+    if vars(old).get(_PER_OPTIMIZER):  # keyed by the identity of the old optimizer
         error = RebuildError(
             f"{type(old).__name__} is in the middle of a step, because it has unscaled the "
             f"gradients of an optimizer. Move it after scaler.update()."

@@ -22,7 +22,7 @@ from fmapper_adapters.torch._private import pytree
 def registered_type(cls: type) -> NodeType | None:
     """Returns the node type of a class that is in `torch.utils._pytree`."""
     entry = pytree.SUPPORTED_NODES.get(cls)
-    if entry is None or cls is torch.Size:  # torch would make a plain tuple of it
+    if entry is None or cls is torch.Size:  # torch would turn it into a plain tuple
         return None
 
     def take(node: Any) -> tuple[list[Any], list[Any], Any]:
@@ -30,7 +30,8 @@ def registered_type(cls: type) -> NodeType | None:
             values, context = entry.flatten_fn(node)
             return list(range(len(values))), values, context
         pairs, _ = entry.flatten_with_keys_fn(node)
-        # torch's own dataclasses give less of the context with keys, which rebuilds none.
+        # With keys, torch's own dataclasses return an incomplete context, which cannot rebuild
+        # them.
         _, context = entry.flatten_fn(node)
         return [_key(key) for key, _ in pairs], [value for _, value in pairs], context
 
@@ -54,7 +55,7 @@ def _key(key: Any) -> Any:
 
 
 def register_functor(cls: type) -> None:
-    """Registers a functor class with `torch.utils._pytree`, unless it is there."""
+    """Registers a functor class with `torch.utils._pytree`, unless it is registered already."""
     if cls in pytree.SUPPORTED_NODES:
         return
 
@@ -72,7 +73,7 @@ def register_functor(cls: type) -> None:
 
 
 def _is_dynamic(child: Any) -> bool:
-    """Returns whether a value is dynamic; None is static, as a leaf to torch."""
+    """Returns whether a value is dynamic; None is static, since torch counts it as a leaf."""
     return child is not None and is_dynamic(child)
 
 

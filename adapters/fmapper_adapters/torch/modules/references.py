@@ -76,7 +76,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _renew(value: Any, new_of: NewOf, made: dict[int, Any]) -> Any:
-    """Redirects a part of a value that refers to old modules."""
+    """Redirects an object within a value that refers to old modules."""
     if isinstance(value, _TIED):
         return new_of(value)
     if id(value) in made:
@@ -111,7 +111,7 @@ def _function(old: types.FunctionType, new_of: NewOf, made: dict[int, Any]) -> A
             cells[at].cell_contents = _renew(cell.cell_contents, new_of, made)
     new.__kwdefaults__ = old.__kwdefaults__
     functools.update_wrapper(new, old)
-    del new.__dict__["__wrapped__"]  # unless the old one has it
+    del new.__dict__["__wrapped__"]  # unless the old function has it
     new.__dict__.update((name, _renew(x, new_of, made)) for name, x in vars(old).items())
     return new
 
@@ -124,7 +124,7 @@ def _holds_old(cell: Any, new_of: NewOf) -> bool:
 
 
 def recompile(call: Any, module: Any) -> Any:
-    """Returns the compiled call for a new module, which compiles when it runs."""
+    """Returns the compiled call for a new module, compiled at its first run."""
     context = next(
         (
             cell.cell_contents

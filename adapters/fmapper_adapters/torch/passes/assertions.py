@@ -1,7 +1,7 @@
 """Folds the assertions of a program, so that each fact is read and asserted once.
 
-torch asserts the value of a number about five times: that it is at least, at most, and exactly that
-value, and again for each symbol that stands for it.
+torch asserts the value of a number about five times: that the number is at least, at most, and
+    exactly this value, and again for each symbol of the number.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def fold_assertions(program: Program) -> Program:
 
 
 def _with_each_number_once(graph: Graph) -> Graph:
-    """Merges equal reads and equal arithmetic of numbers; the graph changes nothing in place."""
+    """Merges equal reads of numbers and equal arithmetic; the graph must be functional."""
     names: dict[Any, str] = {}
     renamed: dict[str, Ref] = {}
     calls = []
@@ -47,7 +47,7 @@ def _with_each_number_once(graph: Graph) -> Graph:
             old, args=substitute(old.args, renamed), kwargs=substitute(old.kwargs, renamed)
         )
         if call.op in _READS or call.op in _NUMBERS:
-            # 1, 1.0 and True are equal, and are not the same number
+            # 1, 1.0 and True are equal but not the same number
             key = call.op, repr(call.args), repr(call.kwargs)
             if (first := names.setdefault(key, call.name)) != call.name:
                 renamed[call.name] = Ref(first)
@@ -82,7 +82,7 @@ def _drop_implied(graph: Graph) -> Graph:
         if call.op != _ASSERTION or not isinstance(call.args[0], Ref):
             continue
         condition = call.args[0].name
-        # An assertion that fails is kept, and raises its error at run time.
+        # A failing assertion is kept, and raises its error at run time.
         if condition in asserted or (condition not in fixing and values.get(condition) is True):
             implied.add(call.name)
         asserted.add(condition)
@@ -90,11 +90,11 @@ def _drop_implied(graph: Graph) -> Graph:
 
 
 def _always_holds(call: Call, by_name: Mapping[str, Call]) -> bool:
-    """Returns whether a comparison holds for all values: of a number with itself, or a count."""
+    """Returns whether a comparison always holds: of a number with itself, or of a count."""
     kind = call.op.removeprefix("sym::")
     if kind not in ("eq", "ge", "le") or len(call.args) != 2 or not isinstance(call.args[0], Ref):
         return False
-    if call.args[0] == call.args[1]:  # of floats, NaN is not itself
+    if call.args[0] == call.args[1]:  # for floats, NaN != NaN
         return _is_whole(by_name.get(call.args[0].name), by_name)
     most, bound = _most_counted(by_name.get(call.args[0].name), by_name), call.args[1]
     if most is None or type(bound) is not int:
@@ -111,7 +111,7 @@ def _is_whole(call: Call | None, by_name: Mapping[str, Call]) -> bool:
 
 
 def _most_counted(call: Call | None, by_name: Mapping[str, Call]) -> int | None:
-    """Returns how many elements there are of which a number counts those that are true."""
+    """Returns the number of elements in which a number counts the true ones."""
     for ops in (_READS, {"aten::sum.default"}):
         if call is None or call.op not in ops or not isinstance(call.args[0], Ref):
             return None
@@ -136,7 +136,7 @@ def _fixed_value(call: Call, by_name: Mapping[str, Call]) -> tuple[str, int] | N
 
 
 def _without(graph: Graph, dropped: Iterable[str]) -> Graph:
-    """Removes calls, and those whose results only they used."""
+    """Removes calls, and calls whose results only they used."""
     gone = set(dropped)
     by_name = {call.name: call for call in graph.calls}
     uses = dict.fromkeys(by_name, 0)
@@ -215,7 +215,7 @@ def _number_in(buffer: Any) -> int | bool | None:
     """Returns the integer or bool that a buffer of one element holds."""
     if not isinstance(buffer, torch.Tensor) or buffer.numel() != 1 or buffer.is_meta:
         return None
-    # Floats may be cast later; what is quantised or fake has no number.
+    # Floats may be cast later; quantised or fake tensors have no number.
     if buffer.dtype not in _INTEGERS or isinstance(buffer, _private.FakeTensor):
         return None
     number: int | bool = buffer.item()  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Explains what a program asserts of values, and finds the code that its examples decided.
+"""Explains assertions on values in a program, and finds branches that the examples decided.
 
 torch asserts the conditions under which a recording holds, in terms of its own symbols.
 """
@@ -80,7 +80,7 @@ def _reads(value: Any, by_name: Mapping[str, Call]) -> Iterator[Call]:
 
 
 def _is_truth(array: Any, by_name: Mapping[str, Call]) -> bool:
-    """Returns whether an array says whether something is so, as a bool or as a number."""
+    """Returns whether an array is a truth value, as a bool or as a number."""
     while isinstance(array, Ref) and (made := by_name.get(array.name)) is not None:
         if made.result and made.result[0][0] == "bool":
             return True
@@ -91,7 +91,7 @@ def _is_truth(array: Any, by_name: Mapping[str, Call]) -> bool:
 
 
 def _show(value: Any, by_name: Mapping[str, Call], names: Mapping[str, str]) -> str | None:
-    """Spells a condition; None where it has an operation without a sign."""
+    """Spells a condition; None if an operation has no symbol."""
     if not isinstance(value, Ref):
         return str(value)
     call = by_name.get(value.name)
@@ -111,12 +111,12 @@ def _show(value: Any, by_name: Mapping[str, Call], names: Mapping[str, str]) -> 
 def describe_decided(program: Program, *, numbers: bool) -> str:
     """Describes the code whose choices the values of the examples decided; empty for none.
 
-    What the model itself refuses, by `assert` or `raise`, is left out, and what follows from its
-    parameters and buffers alone.
+    Conditions that the model itself asserts by `assert` or `raise` are left out, as are those that
+    depend only on parameters and buffers.
 
     Args:
         program: The program.
-        numbers: Whether numbers that it read count, beside branches.
+        numbers: Whether to describe numbers that were read in addition to branches.
     """
     graph = program.graph
     by_name = {call.name: call for call in graph.calls}
@@ -165,7 +165,7 @@ def _statements(file: str) -> tuple[ast.stmt, ...]:
 
 
 def _refuses(file: str, line: int) -> bool:
-    """Returns whether a line is of a statement that refuses inputs, and does nothing else."""
+    """Returns whether a line belongs to a statement that only refuses inputs."""
     for node in _statements(file):
         test = node.test if isinstance(node, ast.If | ast.Assert) else node
         if node.lineno <= line <= (test.end_lineno or line):

@@ -1,8 +1,8 @@
 """Canonicalizes operations of torch: variants of an operation become that operation.
 
-torch would do this by tracing a recorded program twice more, which takes longer than the recording.
-Yet most of the changes concern other names of views, casts and flags, and in-place changes that
-nothing else sees. `from_fx/forms.py` decides whether this is enough.
+torch would do this by tracing a recorded program twice more, which takes longer than recording. But
+most changes only rename views, casts and flags, or concern in-place changes that nothing else sees.
+`from_fx/forms.py` decides whether this is enough.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Writer:
         return Graph(graph.inputs, self._calls, self._now(graph.outputs), graph.kinds)
 
     def add(self, op: str, *args: Any, of: Sequence[Kind] = (), **kwargs: Any) -> Ref:
-        """Adds a call before the one that is rewritten; `of` describes the arrays it returns."""
+        """Adds a call before the rewritten one; `of` is a call with the same kind of result."""
         assert self._at is not None
         name = f"{self._at.name}_form_{len(self._calls)}"
         call = replace(self._at, name=name, op=op, args=args, kwargs=kwargs)
@@ -63,7 +63,7 @@ class _Writer:
         return Ref(name)
 
     def sizes(self, x: Ref, dims: Iterable[int]) -> tuple[int | Ref, ...]:
-        """Returns sizes of an array, and adds calls that read those that vary."""
+        """Returns sizes of an array, and adds calls that read varying ones."""
         shape = self.kinds[x.name][1]
         return tuple(
             shape[dim] if isinstance(shape[dim], int) else self.add("aten::sym_size.int", x, dim)
@@ -90,7 +90,7 @@ class _Writer:
         self._calls.append(call)
 
     def _rename(self, old: Ref, new: Ref) -> None:
-        """Renames a value changed in place, under each of its names, from then on."""
+        """Renames a value that was changed in place, under each of its names, for later calls."""
         self.names = {name: new if ref == old else ref for name, ref in self.names.items()}
         self.names[old.name] = new
 
@@ -121,7 +121,7 @@ def inline(graph: Graph) -> Graph:
     return Graph(graph.inputs, calls, substitute(graph.outputs, names), graph.kinds)
 
 
-# --- the forms: what takes the place of a call, or the result that is its result -----------------
+# --- the forms: a call's replacement, or the result that it equals --------------------------------
 
 
 Form = Callable[[_Writer, Call], Call | Ref]
@@ -208,7 +208,7 @@ def _squeeze(writer: _Writer, call: Call) -> Call:
 
 
 def _choose(writer: _Writer, call: Call) -> Call:
-    """Emits `where` with a number as one of both."""
+    """Emits `where` with a number as one of the two cases."""
     dtype, _ = call.result[0]
     where, *both = call.args
     kind = DType(dtype)
@@ -267,7 +267,7 @@ def _subtract(writer: _Writer, call: Call) -> Call:
     return _write(call, "aten::sub.Tensor", number, x)
 
 
-# Changes of some elements in place, and what gives the same without.
+# In-place changes of some elements -> the operations that return the changed array.
 WRITES = {
     f"aten::{name}_.default": f"aten::{name}.default"
     for name in ("index_add", "index_copy", "index_put")
@@ -288,14 +288,14 @@ FORMS: dict[str, Form] = {
     "aten::zeros.default": _fill(0),
     "aten::ones.default": _fill(1),
     "aten::lift_fresh_copy.default": _as("aten::clone.default"),
-    "aten::detach_.default": _same,  # what is constant has no gradients
+    "aten::detach_.default": _same,  # constants have no gradients
     "aten::to.device": _cast,
     "aten::to.dtype": _cast,
     "aten::to.dtype_layout": _cast,
     "aten::type_as.default": _cast,
     "aten::transpose.int": _transpose,
     "aten::t.default": _transpose,
-    "aten::contiguous.default": lambda writer, call: call,  # it is one, since nobody else says so
+    "aten::contiguous.default": lambda writer, call: call,  # checked by forms.py
     "aten::reshape.default": _reshape,
     "aten::flatten.using_ints": _flatten,
     "aten::chunk.default": _split,

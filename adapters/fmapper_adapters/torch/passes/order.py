@@ -1,8 +1,8 @@
 """The passes over a program from torch, in their order.
 
-A pass takes a program, or one graph, and returns an equivalent one. It looks at names, calls,
-shapes and constants, and at torch's facts about an operation by its name. Of torch's own graph it
-sees only what it gets as plain data, or as symbols of SymPy.
+A pass takes a program, or one graph, and returns an equivalent one. It sees names, calls, shapes
+and constants, and torch's facts about an operation by its name. From torch's own graph it gets only
+plain data and symbols of SymPy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def run(program: Program, *, other_forms: Collection[str], facts: SizeFacts) -> 
     """Runs all passes on a program.
 
     Args:
-        program: The program as it was read.
+        program: The program.
         other_forms: The names of operations in it that are variants of another one.
         facts: torch's facts about its sizes.
     """

@@ -1,7 +1,7 @@
 """Cancels permutations of dimensions that undo each other.
 
-torch leaves such pairs where a module writes to a view: what it is a view of is computed from what
-was written, and the view from that again where it is used.
+torch leaves such pairs if a module writes to a view: the base is computed from the written view,
+    and the view again from the base where it is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PERMUTE = "aten::permute.default"
 
 
 def cancel_permutes(program: Program) -> Program:
-    """Replaces what is permuted and permuted back by what it was."""
+    """Replaces arrays that are permuted and permuted back by the originals."""
     graph = program.graph
     made = {call.name: call for call in graph.calls}
     fixed = _find_fixed(graph.calls)
@@ -25,7 +25,7 @@ def cancel_permutes(program: Program) -> Program:
         if before is None or before.op != _PERMUTE or not _undo(before, call):
             continue
         if before.name in passed and before.module != call.module:
-            continue  # what a submodule is given, or gives, has its dimensions in its own order
+            continue  # arguments and results of submodules keep their order of dimensions
         source = before.args[0]
         if not fixed & {call.name, before.name, source.name}:
             replaced[call.name] = replaced.get(source.name, source)
@@ -57,7 +57,7 @@ def _undo(first: Call, second: Call) -> bool:
 
 
 def _find_fixed(calls: list[Call]) -> set[str]:
-    """Returns values that inner graphs use, and those that calls write to."""
+    """Returns the values that inner graphs use or that calls write to."""
     fixed = set()
     for call in calls:
         if call.op.partition(".")[0].endswith("_"):

@@ -1,4 +1,4 @@
-"""Drops the updates of buffers that give a buffer back as it was."""
+"""Drops updates of buffers that return a buffer unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fmapper.programs import Program, Ref
 
 
 def drop_unchanged(program: Program) -> Program:
-    """Removes outputs that write a buffer's own value to it, as `self.x = self.x.to(device)`."""
+    """Removes outputs that write a buffer's own value to it, as in `self.x = self.x.to(device)`."""
     graph = program.graph
     buffers = {
         str(given.target): Ref(name)

@@ -28,7 +28,7 @@ from fmapper_adapters.torch.pretrained.tables import transformers_rules
 _CONFIG = "config.json"
 _GENERATION = "generation_config.json"
 _CODE = {"auto_map", "custom_pipelines", "trust_remote_code", "use_kernels"}
-_MOST_TEXT = 100_000_000  # bytes of a file beside the weights
+_MOST_TEXT = 100_000_000  # bytes of a file next to the weights
 _FLOATS = ("Infinity", "-Infinity", "NaN")
 _TEXTS = (
     _CONFIG,
@@ -50,7 +50,7 @@ def read(folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]) -> Pr
     """Reads a folder; returns None without a configuration of transformers.
 
     Raises:
-        CheckpointError: Its class is not in transformers, or the folder is damaged.
+        CheckpointError: The class is not in transformers, or the folder is damaged.
     """
     if not (folder / _CONFIG).is_file():
         return None
@@ -77,12 +77,12 @@ def read(folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]) -> Pr
             count = Parameters(folder / _CONFIG, weights)
             model = _without_memory(cls, config, wanted, count)
         _set_generation(model, folder)
-        config.name_or_path = str(folder)  # as transformers does
+        config.name_or_path = str(folder)  # as in transformers
         with Computed(folder / _CONFIG, weights):
             examples = inputs.example_kwargs(model)
     except CheckpointError:
         raise
-    except Exception as error:  # of the class: what it makes of odd settings is its own
+    except Exception as error:  # the class may raise anything for odd settings
         reason = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
         raise CheckpointError(
             f"{folder / _CONFIG}: transformers cannot create a model from it: {reason}"
@@ -99,7 +99,7 @@ def read(folder: Path, dtype: str | None, arrays: Mapping[str, LazyArray]) -> Pr
         _matcher(getattr(model, "_keys_to_ignore_on_load_unexpected", None)),
         quantization,
         partial(_texts, beside, {**settings, "dtype": wanted}),
-        model.state_dict().keys(),  # an LSTM has its weights in a list, too
+        model.state_dict().keys(),  # an LSTM also lists its weights
     )
 
 
@@ -113,7 +113,7 @@ def _without_code(settings: Any) -> Any:
     if not isinstance(settings, dict):
         return settings
     if set(settings) == {"__float__"} and settings["__float__"] in _FLOATS:
-        return float(settings["__float__"])  # transformers writes so what JSON has not
+        return float(settings["__float__"])  # transformers' form of values that JSON lacks
     return {
         name: _without_code(value)
         for name, value in settings.items()
@@ -127,7 +127,7 @@ def _class(folder: Path, settings: dict[str, Any], config: Any) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
     names = settings.get("architectures") or []
-    base: Any = transformers.PreTrainedModel  # an instance of itself would spoil all other classes
+    base: Any = transformers.PreTrainedModel  # subclasses only: its own instances break these
     for name in names if isinstance(names, list) else []:
         cls = getattr(transformers, name, None) if isinstance(name, str) else None
         if isinstance(cls, type) and issubclass(cls, base) and cls is not base:
@@ -150,13 +150,13 @@ def _set_generation(model: Any, folder: Path) -> None:
     settings = _without_code(read_settings(file_in(folder, _GENERATION)))
     try:
         model.generation_config = GenerationConfig.from_dict(settings)
-    except (TypeError, ValueError, AttributeError, KeyError) as error:  # of each setting its own
+    except (TypeError, ValueError, AttributeError, KeyError) as error:  # one per setting
         reason = str(error).partition("\n")[0][:200]
         raise CheckpointError(f"{folder / _GENERATION}: {reason}") from None
 
 
 def _dtype(settings: dict[str, Any]) -> str:
-    """Returns the dtype that a configuration has for the weights."""
+    """Returns the dtype of the weights in a configuration."""
     inner = settings.get("text_config") or {}
     for value in (settings.get("dtype"), settings.get("torch_dtype"), inner.get("dtype")):
         name = str(value).removeprefix("torch.")
@@ -166,7 +166,7 @@ def _dtype(settings: dict[str, Any]) -> str:
 
 
 def _without_memory(cls: Any, config: Any, dtype: str, count: Parameters) -> torch.nn.Module:
-    """Makes a module with abstract parameters and real buffers."""
+    """Creates a module with abstract parameters and real buffers."""
     with _parameters_on_meta(count):
         model = make_pretrained_class(cls, config, getattr(torch, dtype))
     return model.eval()
@@ -174,7 +174,7 @@ def _without_memory(cls: Any, config: Any, dtype: str, count: Parameters) -> tor
 
 @contextmanager
 def _parameters_on_meta(count: Parameters) -> Iterator[None]:
-    """Makes modules register abstract parameters within the block.
+    """Lets modules register abstract parameters within the block.
 
     Initialisation then has no effect; buffers are computed as usual.
     """
@@ -203,7 +203,7 @@ def _matcher(patterns: Iterable[str] | None) -> Callable[[str], bool]:
 
 
 def _places_of_texts(folder: Path) -> dict[str, Path]:
-    """Returns the text files beside the weights, by name."""
+    """Returns the text files next to the weights, by name."""
     return {
         name: file_in(folder, name)
         for name in _TEXTS
@@ -212,7 +212,7 @@ def _places_of_texts(folder: Path) -> dict[str, Path]:
 
 
 def _texts(places: Mapping[str, Path], settings: dict[str, Any]) -> dict[str, str]:
-    """Reads the text files beside the weights; the configuration with these settings."""
+    """Reads the text files next to the weights; the configuration is written from `settings`."""
     texts = {}
     for name, path in places.items():
         try:

@@ -10,7 +10,7 @@ import torch
 
 _ROWS, _TOKENS = 2, 8
 _SAMPLES = 16_000  # a second of sound
-_FRAMES = 3000  # of a spectrogram, as Whisper has them
+_FRAMES = 3000  # frames of a spectrogram, as in Whisper
 _FEW_FRAMES = 64
 _PLACEHOLDERS = ("image_token", "audio_token", "video_token")
 
@@ -18,8 +18,8 @@ _PLACEHOLDERS = ("image_token", "audio_token", "video_token")
 def example_kwargs(model: Any) -> dict[str, torch.Tensor]:
     """Makes example inputs: tokens and mask, images, audio; empty where unknown.
 
-    A model of text and pictures gets both, unless pictures stand for placeholders among its
-    tokens: then text alone is a valid input.
+    A model of text and images gets both, unless images replace placeholders among its tokens: then
+        text alone is a valid input.
     """
     names = dict(inspect.signature(model.forward).parameters)
     config = model.config
@@ -33,7 +33,7 @@ def example_kwargs(model: Any) -> dict[str, torch.Tensor]:
     if config.is_encoder_decoder:
         if "decoder_input_ids" in names:
             inputs["decoder_input_ids"] = _tokens(config)
-        if "decoder_input_values" in names:  # a spectrogram that is predicted
+        if "decoder_input_values" in names:  # a spectrogram to be predicted
             inputs["decoder_input_values"] = torch.randn(
                 _ROWS, _TOKENS, _find(config, "num_mel_bins", default=80)
             )
@@ -42,7 +42,7 @@ def example_kwargs(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _is_wanted(name: str, config: Any, names: Mapping[str, inspect.Parameter]) -> bool:
-    """Returns whether a model needs a medium beside text, or instead of it."""
+    """Returns whether a model needs a medium in addition to text, or instead of it."""
     if "input_ids" not in names or names[name].default is inspect.Parameter.empty:
         return True
     if name == "pixel_values":
@@ -97,7 +97,7 @@ def _spectrogram(config: Any) -> torch.Tensor:
             return torch.randn(_ROWS, _FEW_FRAMES, width)
     bins = _find(config, "num_mel_bins", default=80)
     size = _find(config, "spec_size", default=None)
-    if size is not None:  # a picture of so many pixels, of one channel
+    if size is not None:  # an image of this size, with one channel
         return torch.randn(_ROWS, 1, size * (size // bins), bins)
     frames = 2 * _find(config, "max_source_positions", default=_FRAMES // 2)
     return torch.randn(_ROWS, bins, frames)
@@ -117,7 +117,7 @@ _MEDIA: dict[str, Callable[[Any], torch.Tensor]] = {
 
 
 def sizes_that_vary(examples: Mapping[str, torch.Tensor]) -> Any:
-    """Returns the sizes that vary: all of tokens, and the number of images and sounds."""
+    """Returns the sizes that vary: all sizes of tokens, and the number of images and sounds."""
     if any(not example.is_floating_point() for example in examples.values()):
         return "auto"
     return {name: ", ".join(["batch", *"_" * (x.ndim - 1)]) for name, x in examples.items()}
@@ -132,7 +132,7 @@ def _find(config: Any, name: str, default: Any) -> Any:
 
 
 def _parts(config: Any) -> Iterator[Any]:
-    """Yields a configuration, and those of its parts that text, pictures and sounds have."""
+    """Yields a configuration, and those of its submodels for text, images and audio."""
     yield config
     for name in ("text_config", "vision_config", "audio_config", "backbone_config"):
         inner = getattr(config, name, None)
@@ -141,7 +141,7 @@ def _parts(config: Any) -> Iterator[Any]:
 
 
 def _placeholder(config: Any) -> int | None:
-    """Returns the token that stands for a picture or sound among others; None without one."""
+    """Returns the placeholder token for images or audio; None without one."""
     for name in _PLACEHOLDERS:
         for ending in ("_id", "_index"):
             value = getattr(config, name + ending, None)
@@ -151,7 +151,7 @@ def _placeholder(config: Any) -> int | None:
 
 
 def _least_special(config: Any, size: int) -> int:
-    """Returns a bound on tokens that are not placeholders of images and the like."""
+    """Returns a bound below which tokens are not placeholders of images and the like."""
     special = [
         value
         for name, value in config.to_dict().items()

@@ -1,4 +1,4 @@
-"""Bounds what a configuration may ask for by the weights beside it in a folder."""
+"""Limits the sizes in a configuration by the weights next to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fmapper import CheckpointError, settings
 from fmapper.checkpoints import WAY_OUT, LazyArray
 from fmapper_adapters.torch._private import TorchDispatchMode, pytree
 
-_WITHOUT_VALUES = {  # room that is not written to takes none
+_WITHOUT_VALUES = {  # memory that is never written takes no space
     torch.ops.aten.empty,
     torch.ops.aten.empty_strided,
     torch.ops.aten.empty_like,
@@ -23,25 +23,25 @@ _WITHOUT_VALUES = {  # room that is not written to takes none
 }
 
 _WEIGHTS = (".safetensors", ".bin")
-_SIZE = re.compile(  # names of settings that give a size of an array, or how many modules there are
+_SIZE = re.compile(  # names of settings for sizes of arrays or numbers of modules
     r"size|dim|layer|head|width|height|channel|embd|inner|hidden|ffn|expert|label|rank|block|depth"
     r"|state|group|vocab|bins|bands|position|seq|length|window|context|^(n|d|num)_|_(n|d|num)$"
 )
-_COUNT = re.compile(  # a negative one does not stand for something else
+_COUNT = re.compile(  # settings whose negative values have no special meaning
     r"^(n|num)_\w*(layers?|heads?|channels|blocks|experts|labels)$|hidden_size$|vocab_size$"
 )
 _LENGTH = re.compile(r"position|seq|length|window|context")
-_MOST_SIZE = 1 << 21  # vocabularies have less than a million
+_MOST_SIZE = 1 << 21  # vocabularies have less than a million tokens
 _MOST_LENGTH = 1 << 27
-_MOST_ITEMS = 100_000  # of a list or an object
+_MOST_ITEMS = 100_000  # items of a list or an object
 _MOST_ITEMS_OF_ALL = 200_000
 _MOST_FLOAT = 3.5e38  # float32 has 3.4e38
 _MOST_PARAMETERS = 1_000
-_MOST_OF_AN_ARRAY = 4  # parameters, of one that is split
-_MOST_OF_NAME = {"num_labels": _MOST_ITEMS}  # transformers makes a name for each
-_FEW_BYTES = 128_000_000  # of tensors that are computed as a model is made: masks, tables
-_MOST_BYTES = 16  # the same, for each byte of the weights
-_MOST_ELEMENTS = 16  # for each byte of the weights, which may be packed in few bits
+_MOST_OF_AN_ARRAY = 4  # parameters that one stored array may be split into
+_MOST_OF_NAME = {"num_labels": _MOST_ITEMS}  # transformers creates a name for each
+_FEW_BYTES = 128_000_000  # bytes of tensors computed when a model is created: masks, tables
+_MOST_BYTES = 16  # the same per byte of the weights
+_MOST_ELEMENTS = 16  # per byte of the weights, which may be packed in few bits
 _FEW_ELEMENTS = 1 << 30
 
 
@@ -51,7 +51,7 @@ class Weights(NamedTuple):
     Attributes:
         arrays: The number of arrays that have elements.
         nbytes: Their bytes.
-        on_disk: The bytes that the files take: one of which nothing was written takes none.
+        on_disk: The bytes that the files occupy on disk, without holes of sparse files.
     """
 
     arrays: int
@@ -60,22 +60,22 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path, arrays: Mapping[str, LazyArray]) -> Weights:
-        """Returns those of a folder with these arrays."""
+        """Returns the sizes for a folder with these arrays."""
         sizes = [array.nbytes for array in arrays.values() if array.nbytes]
         nbytes = sum(sizes)
         return cls(len(sizes), nbytes, _bytes_on_disk(folder) or nbytes)
 
 
 def check_sizes(config: Path, configuration: Any, weights: Weights) -> None:
-    """Checks a configuration for sizes that its weights cannot have.
+    """Checks a configuration for sizes that its weights rule out.
 
     Args:
-        config: The file.
+        config: The configuration file.
         configuration: Its contents.
         weights: The weights next to it.
 
     Raises:
-        CheckpointError: It has such a size; the message names it.
+        CheckpointError: There is such a size; the message names it.
     """
     if not settings.bounds:
         return
@@ -109,7 +109,7 @@ def check_sizes(config: Path, configuration: Any, weights: Weights) -> None:
 
 
 class Parameters:
-    """Counts the parameters of a model while it is made.
+    """Counts the parameters of a model during its creation.
 
     Args:
         config: The file with its configuration.
@@ -139,7 +139,7 @@ class Parameters:
 
 
 class Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of tensors that are computed while a model is created, beforehand.
+    """Counts the bytes of tensors that the creation of a model computes, before it does.
 
     Parameters are created without values, but tables of positions and masks are buffers with the
     sizes of the configuration. Each operation runs without memory first, to find its sizes.
@@ -161,7 +161,7 @@ class Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Runs an operation if its results fit.
 
         Raises:
-            CheckpointError: They are too large for the weights of the folder.
+            CheckpointError: The results are too large for the weights of the folder.
         """
         kwargs = kwargs or {}
         if settings.bounds and func.overloadpacket not in _WITHOUT_VALUES:
@@ -172,7 +172,7 @@ class Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == "meta":
-            return  # it has no memory
+            return  # without memory
         if given and all(tensor.is_meta for tensor in given):
             return
         if not given:
@@ -180,7 +180,7 @@ class Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args, kwargs = pytree.tree_map_only(torch.Tensor, _on_meta, (args, kwargs))
         try:
             made = func(*args, **kwargs)
-        except (NotImplementedError, RuntimeError):  # its size depends on values, of few bytes
+        except (NotImplementedError, RuntimeError):  # depends on values; small
             return
         for leaf in pytree.tree_leaves(made):
             if isinstance(leaf, torch.Tensor):
@@ -208,5 +208,5 @@ def _bytes_on_disk(folder: Path) -> int:
 
 
 def _takes(about: os.stat_result) -> int:
-    blocks = getattr(about, "st_blocks", 0)  # of 512 bytes; some file systems tell of none
+    blocks = getattr(about, "st_blocks", 0)  # of 512 bytes; not on all file systems
     return min(about.st_size, blocks * 512 or about.st_size)

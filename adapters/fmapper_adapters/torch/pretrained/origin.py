@@ -1,4 +1,4 @@
-"""Where a model of transformers came from."""
+"""The origin of a model of transformers."""
 
 from __future__ import annotations
 

@@ -28,13 +28,13 @@ def transformers_rules(
 ) -> Rules:
     """Returns rules from a folder of the Hub to a model of transformers, or back.
 
-    They are made of `transformers.conversion_mapping` and need neither transformers nor the model
-    when they are applied. No value is read.
+    They are derived from `transformers.conversion_mapping`, and need neither transformers nor the
+    model when they are applied. No value is read.
 
     Args:
-        model: The model, which may be on the meta device; a configuration, for whose class one is
-            made there; or a model type such as `"qwen3_moe"`, in the size that is its default.
-        arrays: The arrays in the folder by name, as anything with a shape; None for those that
+        model: The model, which may be on the meta device; a configuration, for which a model is
+            created there; or a model type such as `"qwen3_moe"`, in its default size.
+        arrays: The arrays in the folder by name, as anything with a shape; None for the arrays that
             `save_pretrained` writes.
         back: Whether the rules go from the model's `state_dict()` to the folder.
 
@@ -75,7 +75,7 @@ def _model(model: Any) -> Any:
         )
     names = config.architectures or ()
     cls = getattr(transformers, names[0], None) if names else None
-    if isinstance(cls, type) and cls.__module__.startswith(_PREFIX):  # nothing else is looked up
+    if isinstance(cls, type) and cls.__module__.startswith(_PREFIX):  # only classes of transformers
         with torch.device("meta"):
             return cls(config)
     with torch.device("meta"):
@@ -146,7 +146,7 @@ def _ties(model: Any, outputs: Mapping[str, Any], state: Mapping[str, Any]) -> d
 def _identity(model: Any, name: str) -> int:
     try:
         return id(model.get_parameter_or_buffer(name))
-    except AttributeError:  # an extra state
+    except AttributeError:  # extra state
         return id(name)
 
 

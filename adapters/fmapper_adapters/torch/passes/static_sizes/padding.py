@@ -13,7 +13,7 @@ from fmapper_adapters.torch.passes.static_sizes.writer import Remains, Writer
 
 Bears = Callable[[Writer, Call], Call | None]
 BEARS: dict[str, Bears] = {}
-"""Operations -> what gives the call that bears padding; None if it has added such calls."""
+"""Operation -> a function that returns a call that ignores padding; None if it added calls."""
 
 
 def _bears(*names: str) -> Callable[[Bears], Bears]:
@@ -26,7 +26,7 @@ def _bears(*names: str) -> Callable[[Bears], Bears]:
 
 @_bears("masked_scatter")
 def _masked_scatter(writer: Writer, call: Call) -> Call | None:
-    """Takes the valid elements, which come first: as many as the mask has true ones."""
+    """Takes the valid elements, which come first, one for each true element of the mask."""
     x, mask, source = call.args
     dim, size = writer.rows.get(source.name, (1, 0))
     if dim != 0 or x.name in writer.rows or mask.name in writer.rows:
@@ -44,19 +44,19 @@ def _masked_scatter(writer: Writer, call: Call) -> Call | None:
 
 @_bears("index")
 def _index(writer: Writer, call: Call) -> Call | None:
-    """Gathers rows; padding takes the first row."""
+    """Gathers rows; padding reads the first row."""
     x, indices = call.args
     present = [index for index in indices if index is not None]
     if any(writer.is_mask(index) for index in present):
         raise Remains(call.op)
     shape = writer.facts.shapes[call.name]
     padded = [index for index in present if index.name in writer.rows]
-    if padded:  # all of the indices with padding rows of it
+    if padded:  # all indices with padding have the same padded rows
         sizes = {writer.rows[index.name] for index in padded}
         ranks = {len(writer.shapes[index.name]) for index in padded}
         if len(sizes) != 1 or len(ranks) != 1:
             raise Remains(call.op)
-        for index in present:  # others are matched from the end: none may be of a higher rank
+        for index in present:  # indices broadcast from the end, so no other may have a higher rank
             if len(writer.shapes[index.name]) > max(ranks):
                 raise Remains(call.op)
         if writer.padded_dim(shape) is None:
@@ -64,7 +64,7 @@ def _index(writer: Writer, call: Call) -> Call | None:
         return _index_rows(writer, call) if x.name in writer.rows else call
     dim, size = writer.rows[x.name]
     target = writer.padded_dim(shape)
-    if target is None:  # rows that are taken by places which count
+    if target is None:  # rows with padding, selected by indices without
         place = _among_rows(writer, indices[dim], size)
         replaced = (*indices[:dim], place, *indices[dim + 1 :])
         return dataclasses.replace(call, args=(x, replaced))
@@ -74,7 +74,7 @@ def _index(writer: Writer, call: Call) -> Call | None:
 
 
 def _index_rows(writer: Writer, call: Call) -> Call:
-    """Gathers rows of an array with padding, by an index for them which has padding, too."""
+    """Gathers rows of an array with padding, by an index with padding."""
     x, indices = call.args
     dim, size = writer.rows[x.name]
     index = indices[dim] if dim < len(indices) else None
@@ -134,7 +134,7 @@ def _any(writer: Writer, call: Call) -> Call | None:
 
 @_bears("index_add", "index_copy")
 def _index_add(writer: Writer, call: Call) -> Call | None:
-    """Adds rows, where padding adds zeros, or puts them, where padding has a place of its own."""
+    """Adds rows, with zeros for padding, or writes them, with an extra row for padding."""
     x, dim, index, source = call.args[:4]
     dim %= max(len(writer.shapes[x.name]), 1)
     row_dims = {writer.rows.get(index.name), writer.rows.get(source.name)}
@@ -142,7 +142,7 @@ def _index_add(writer: Writer, call: Call) -> Call | None:
         raise Remains(call.op)
     if writer.rows.get(source.name) != (dim, writer.rows[index.name][1]):
         raise Remains(f"{call.op}: {row_dims}")
-    if call.op.startswith("aten::index_add"):  # another place would not divide on a mesh
+    if call.op.startswith("aten::index_add"):  # an extra row could not be divided on a mesh
         rows = _zero_padding(writer, index), _zero_padding(writer, source)
         return dataclasses.replace(call, args=(x, dim, *rows, *call.args[4:]))
     shape = writer.static(x)
@@ -171,7 +171,7 @@ def _index_put(writer: Writer, call: Call) -> Call | None:
     given = writer.rows.get(values.name)
     rank = len(writer.shapes[values.name])
     if given is None and rank and writer.sizes(writer.shapes[values.name])[0] != 1:
-        raise Remains(call.op)  # values that are matched with rows have their number
+        raise Remains(call.op)  # the values would need as many rows
     if given is not None and (given != (0, size) or first != 0):
         raise Remains(call.op)
     at = next(i for i, index in enumerate(indices) if index in padded)
@@ -198,7 +198,7 @@ def _zero_padding(writer: Writer, ref: Ref) -> Ref:
 
 
 def _beyond(writer: Writer, index: Ref, size: int) -> Ref:
-    """Redirects the indices of padding to a place behind the last one."""
+    """Redirects the indices of padding to a position behind the last one."""
     rank = len(writer.shapes[index.name])
     if rank != 1:
         raise Remains("indices of several dimensions")
@@ -213,7 +213,7 @@ def _beyond(writer: Writer, index: Ref, size: int) -> Ref:
 
 
 def _among_rows(writer: Writer, index: Ref, size: Any) -> Ref:
-    """Counts negative indices from the last valid row, and moves those of padding out of range."""
+    """Counts negative indices from the last valid row, and moves padding's indices out of range."""
     shape, kind = writer.sizes(writer.shapes[index.name]), writer.dtype(index)
     count = writer.count(size)
 
@@ -231,7 +231,7 @@ def _among_rows(writer: Writer, index: Ref, size: Any) -> Ref:
 
 
 def _with_place(writer: Writer, call: Call, x: Ref, dim: int) -> tuple[Ref, Callable[[Call], None]]:
-    """Appends a place to an array; returns it and a function that removes the place."""
+    """Appends a row to an array; returns it and a function that removes the row."""
     shape = writer.static(x)
     longer = (*shape[:dim], shape[dim] + 1, *shape[dim + 1 :])
     pads = [0, 0] * (len(shape) - 1 - dim) + [0, 1]
@@ -248,7 +248,7 @@ def _with_place(writer: Writer, call: Call, x: Ref, dim: int) -> tuple[Ref, Call
 
 
 def _put_by_mask(writer: Writer, call: Call) -> Call | None:
-    """Puts rows at the true places of a mask, in order."""
+    """Writes rows at the true elements of a mask, in order."""
     x, indices, values = call.args[:3]
     mask = next(index for index in indices if index is not None)
     if indices.index(mask) != 0 or mask.name in writer.rows or any(call.args[3:]):

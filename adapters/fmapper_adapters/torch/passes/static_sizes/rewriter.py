@@ -24,15 +24,15 @@ from fmapper_adapters.torch.passes.static_sizes.same_counts import unite_counts
 from fmapper_adapters.torch.passes.static_sizes.sources import SOURCES
 from fmapper_adapters.torch.passes.static_sizes.writer import Remains, Writer
 
-# Where sizes stand among the arguments: such a size is one with padding.
+# The positions of sizes in the arguments, which include padding.
 _SIZES = {"view": 1, "reshape": 1, "_unsafe_view": 1, "expand": 1, "full": 0, "zeros": 0, "ones": 0}
 _SIZES |= {"empty": 0, "new_zeros": 1, "new_ones": 1, "new_full": 1, "new_empty": 1, "unflatten": 2}
 
-PADDED = -2  # the target of an output that nobody sees, so that its rows may be followed by padding
+PADDED = -2  # target of an internal output, whose rows may be followed by padding
 
 
 def fix_sizes(program: Program, facts: SizeFacts) -> Program:
-    """Fixes sizes to numbers by padding; returns the program itself where that fails."""
+    """Fixes sizes to numbers by padding; returns the program unchanged if that fails."""
     if not facts.symbols and not facts.is_sized:
         return program
     whole = [output.target != PADDED for output in program.outputs]
@@ -53,7 +53,7 @@ def find_remaining(program: Program) -> list[Call]:
     ]
 
 
-_UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
+_UNKNOWN = re.compile(r"\bu\d+")  # torch's names of sizes that are read from arrays
 _EAGER = {"aten::nonzero.default", "aten::argwhere.default", "aten::masked_select.default"}
 _EAGER |= {"aten::_unique2.default", "aten::unique_consecutive.default", "aten::unique_dim.default"}
 _EAGER |= {"aten::nonzero_numpy.default", "aten::bincount.default", "aten::_unique.default"}
@@ -110,7 +110,7 @@ def _size_of(writer: Writer, call: Call) -> None:
 
 
 def _plain(writer: Writer, call: Call, name: str) -> None:
-    """Emits a call whose operands may have padding, if it tolerates that."""
+    """Emits a call whose operands may have padding, if the operation tolerates it."""
     call = _with_sizes(writer, call, name)
     padded = writer.padded_refs(call)
     if padded:
@@ -144,7 +144,7 @@ def _with_sizes(writer: Writer, call: Call, name: str) -> Call:
 
     at = _SIZES.get(name)
     if name == "arange" and (call.op == "aten::arange.default" or call.args[0] == 0):
-        at = 1 if len(call.args) == 2 else 0  # behind a step nothing is known of the end
+        at = 1 if len(call.args) == 2 else 0  # with a step the end is unknown
     if name == "slice" and call.args[0].name in writer.rows:
         at = 3
     args = tuple([number(v, is_size=i == at) for i, v in enumerate(call.args)])

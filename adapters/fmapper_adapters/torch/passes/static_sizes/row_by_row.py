@@ -12,9 +12,9 @@ from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx.size_facts import Sizes
 from fmapper_adapters.torch.passes.static_sizes.writer import Writer
 
-_END = 2**62  # what slices to the end are written with is larger
+_END = 2**62  # ends of slices beyond this mean the end
 
-# Row by row, wherever the rows are.
+# Row by row along any dimension.
 _ROW_BY_ROW = {"clone", "_to_copy", "to", "detach", "alias", "contiguous", "masked_fill", "dropout"}
 _ROW_BY_ROW |= {"where", "lift_fresh_copy", "zeros_like", "ones_like", "full_like", "empty_like"}
 _ROW_BY_ROW |= {
@@ -26,11 +26,11 @@ _ROW_BY_ROW |= {
     "view_as_real",
     "view_as_complex",
 }
-# Row by row where the rows are the first dimension of the first argument.
+# Row by row if rows are the first dimension of the first argument.
 _BY_BATCH = {"conv1d", "conv2d", "conv3d", "convolution", "max_pool1d", "max_pool2d", "avg_pool1d"}
 _BY_BATCH |= {"avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "group_norm", "bmm"}
 _BY_BATCH |= {"scaled_dot_product_attention"}
-# The place of the dimensions among the arguments that an operation brings together.
+# Operation -> the position of the argument with the dimensions that it combines.
 _ALONG = {"softmax": 1, "_softmax": 1, "log_softmax": 1, "_log_softmax": 1, "sum": 1, "mean": 1}
 _ALONG |= {"amax": 1, "amin": 1, "any": 1, "all": 1, "argmax": 1, "argmin": 1, "cumsum": 1}
 _ALONG |= {"topk": 2, "sort": 1, "max": 1, "min": 1, "var": 1, "std": 1, "logsumexp": 1, "norm": 2}
@@ -51,7 +51,7 @@ def is_row_by_row(writer: Writer, call: Call, name: str) -> bool:
     if name == "getitem":
         return True
     if name in _ROW_BY_ROW or is_pointwise(call.op):
-        # from the end, as shapes are matched
+        # counted from the end, as in broadcasting
         return target is not None and all(
             dim - len(writer.shapes[n]) == target[0] - len(shape or ()) and size == target[1]
             for n, dim, size in operands
@@ -86,7 +86,7 @@ def is_row_by_row(writer: Writer, call: Call, name: str) -> bool:
         return True
     if name == "slice":
         return _is_whole_slice(writer, call, rank, operands[0])
-    if name in ("cumsum", "cumprod"):  # those behind do not count in those before
+    if name in ("cumsum", "cumprod"):  # later elements do not affect earlier ones
         return True
     if name in _ALONG:
         dims = dims_of(call, name, rank)
@@ -106,7 +106,7 @@ def _is_whole_slice(writer: Writer, call: Call, rank: int, operand: tuple[str, i
 
 
 def _keeps_prefix(writer: Writer, old: Sizes, new: Sizes, dim: int, target: Any) -> bool:
-    """Returns whether valid rows also come first in the other shape."""
+    """Returns whether valid rows also come first in the new shape."""
     if target is None:
         return False
     before, after = writer.sizes(old[:dim]), writer.sizes(new[: target[0]])

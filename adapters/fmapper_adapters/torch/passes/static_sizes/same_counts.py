@@ -1,4 +1,4 @@
-"""Finds numbers of rows that are equal, since their masks are one in several shapes."""
+"""Finds numbers of rows that are equal, since their masks are views of one mask."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sympy  # type: ignore[import-untyped]
 from fmapper.programs import Graph, Ref
 from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
 
-# They keep all elements, and their order.
+# Views that keep all elements in their order.
 _VIEWS = frozenset(
     {"view", "reshape", "_unsafe_view", "flatten", "squeeze", "unsqueeze", "alias", "clone"}
 )
@@ -20,7 +20,7 @@ _VIEWS = frozenset(
 def unite_counts(graph: Graph, facts: SizeFacts) -> SizeFacts:
     """Returns the facts with one symbol for the true elements of a mask and of its views.
 
-    torch gives each of them a symbol of its own: `y[mask] += f(x[mask.view(-1)])` adds rows of
+    torch uses a different symbol for each of them: `y[mask] += f(x[mask.view(-1)])` adds rows of
     two numbers.
     """
     origins: dict[str, str] = {}
@@ -54,7 +54,7 @@ def unite_counts(graph: Graph, facts: SizeFacts) -> SizeFacts:
 
 
 def _has_all(facts: SizeFacts, view: str, base: str) -> bool:
-    """Returns whether a view has as many elements as its base, which has a known number."""
+    """Returns whether a view has as many elements as its base, whose number is known."""
     shapes = facts.shapes.get(view, ()), facts.shapes.get(base, ())
     if not all(isinstance(size, int) for shape in shapes for size in shape):
         return False

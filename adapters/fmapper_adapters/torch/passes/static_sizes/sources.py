@@ -14,7 +14,7 @@ from fmapper_adapters.torch.passes.static_sizes.writer import Remains, Writer
 
 Source = Callable[[Writer, Call], bool]
 SOURCES: dict[str, Source] = {}
-"""Operations -> what adds the calls that take their place, and tells whether it did."""
+"""Operation -> a function that adds the calls that replace it, and returns whether it did."""
 
 
 def _source(*names: str) -> Callable[[Source], Source]:
@@ -71,7 +71,7 @@ def _masked_select(writer: Writer, call: Call) -> bool:
 
 @_source("index")
 def _index(writer: Writer, call: Call) -> bool:
-    """Replaces a mask in an index by the places of its true elements."""
+    """Replaces a mask in an index by the indices of its true elements."""
     x, indices = call.args
     masks = [index for index in indices if index is not None and writer.is_mask(index)]
     if not masks:
@@ -91,13 +91,13 @@ def _index(writer: Writer, call: Call) -> bool:
 
 @_source("unique_consecutive")
 def _unique_consecutive(writer: Writer, call: Call) -> bool:
-    """Uses the number of runs, where that is asserted."""
+    """Uses the number of runs if it is asserted."""
     return _unique_of(writer, call, "fmapper::unique_consecutive.static", call.args[0])
 
 
 @_source("_unique2")
 def _unique2(writer: Writer, call: Call) -> bool:
-    """Uses the number of values, where that is asserted."""
+    """Uses the number of values if it is asserted."""
     x = call.args[0]
     shape = (math.prod(writer.static(x)),)
     dtype = writer.dtype(x)
@@ -109,7 +109,7 @@ def _unique2(writer: Writer, call: Call) -> bool:
 
 @_source("repeat_interleave")
 def _repeat_interleave(writer: Writer, call: Call) -> bool:
-    """Uses the number of rows, where that is asserted."""
+    """Uses the number of rows if it is asserted."""
     repeats = call.args[:2][-1]
     if (
         not isinstance(repeats, Ref)

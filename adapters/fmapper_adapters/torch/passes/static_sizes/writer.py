@@ -1,4 +1,4 @@
-"""The state of a graph that is rewritten: its arrays, their padding, the calls so far."""
+"""The state of a graph being rewritten: its arrays, their padding, the calls so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fmapper_adapters.torch.from_fx.size_facts import SizeFacts, Sizes
 
 
 class Remains(Exception):
-    """A size that depends on values; says which call is in the way."""
+    """Raised for a size that still depends on values, with the call that causes it."""
 
 
 class Writer:
@@ -57,7 +57,7 @@ class Writer:
         return Ref(name)
 
     def size(self, expression: Any) -> int:
-        """Returns a size, with padding."""
+        """Returns a size including padding."""
         if isinstance(expression, int):
             return expression
         size = _substitute(_substitute(sympy.sympify(expression), self.facts.fixed), self.most)
@@ -73,11 +73,11 @@ class Writer:
         return {symbol for symbol in symbols if symbol not in self.facts.fixed}
 
     def sizes(self, shape: Sizes) -> tuple[int, ...]:
-        """Returns a shape, with padding."""
+        """Returns a shape including padding."""
         return tuple(self.size(size) for size in shape)
 
     def padded_dim(self, shape: Sizes) -> tuple[int, Any] | None:
-        """Returns the padded dimension, and how many of its rows are valid."""
+        """Returns the padded dimension, and the number of valid rows."""
         varying = []
         for dim, size in enumerate(shape):
             left = self.unknowns(size)
@@ -144,7 +144,7 @@ class Writer:
         return self.add("aten::item.default", total)
 
     def keep(self, call: Call) -> None:
-        """Adds a call with the sizes of its results as numbers; notes which of them is padded."""
+        """Adds a call with the sizes of its results as numbers, and notes padded ones."""
         shape = self.facts.shapes.get(call.name)
         result = call.result
         if shape is not None:
@@ -159,7 +159,7 @@ class Writer:
         self.calls.append(dataclasses.replace(call, result=result))
 
     def _refuse_reads(self, call: Call) -> None:
-        """Checks that no size is made of numbers read from arrays."""
+        """Checks that no size depends on numbers read from arrays."""
         for name in call.refs():
             expression = self.numbers.get(name)
             if expression is not None and not self.unknowns(expression) <= self.most.keys():
@@ -174,7 +174,7 @@ class Writer:
         return int(expression) if expression.is_Integer else str(expression)
 
     def named_shape(self, shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
-        """Returns the shape of a result, in which sizes have names, with padding."""
+        """Returns the shape of a result including padding, with varying sizes by name."""
         by_name = {str(symbol): symbol for symbol in self.facts.symbols}
         return tuple(
             s
@@ -188,7 +188,7 @@ class Writer:
         return [name for name in call.refs() if name in self.rows]
 
     def is_mask(self, ref: Ref) -> bool:
-        """Returns whether an index is one of bools."""
+        """Returns whether an index is a mask of bools."""
         return self.dtype(ref) in ("bool", "uint8")
 
     def dtype(self, ref: Ref) -> str:
@@ -200,16 +200,16 @@ class Writer:
         self.add("aten::_assert_scalar.default", condition, message)
 
     def assert_size(self, size: Ref, wanted: int) -> None:
-        """Asserts that a size that depends on values is the number that results are made of."""
+        """Asserts that a size that depends on values equals the number used for it."""
         self.assert_that(
             self.add("sym::eq", size, wanted), f"a size that depends on values is {wanted}"
         )
 
 
 def _substitute(expression: Any, values: Mapping[Any, Any]) -> Any:
-    """Returns an expression with the values of those symbols that it has, or that these have.
+    """Substitutes values for the symbols of an expression, recursively.
 
-    There may be thousands of others, as with a loop over experts, and `subs` tries each of them.
+    There may be thousands of other symbols, as in a loop over experts, and `subs` tries each.
     """
     substitutes: dict[Any, Any] = {}
     todo = {*expression.free_symbols}
