@@ -33,7 +33,7 @@ def call_module(
     train: bool | None = None,
     seed: int | None = None,
 ) -> Any:
-    """Calls a module on copies of the inputs, without changing it; the mode None is its own."""
+    """Calls a module on copies of the inputs, without changing it; None leaves its mode."""
     if not isinstance(model, torch.nn.Module):
         return model(*args, **kwargs)
     args, kwargs = copy.deepcopy((args, options_of(model, kwargs)))
@@ -43,11 +43,11 @@ def call_module(
         state = {x.data_ptr() for x in (*model.parameters(), *model.buffers()) if has_memory(x)}
 
         def keep(x: Any) -> Any:
-            """Copies a result that the restoration after the call would overwrite."""
+            """Copies a result that restoring the module would overwrite."""
             is_shared = isinstance(x, torch.Tensor) and has_memory(x) and x.data_ptr() in state
             return x.clone() if is_shared else x
 
-        is_ours = hasattr(model, "as_program")  # whoever compiles it wants to know about that
+        is_ours = hasattr(model, "as_program")  # users who compile it want to see warnings
         with (
             contextlib.nullcontext() if is_ours else obstacles.run_uncompiled(),
             _encoders.leave_padding_out(encoders),
@@ -68,7 +68,7 @@ def _mode(model: Any, train: bool | None) -> contextlib.AbstractContextManager[N
 def call_in_float64(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None = None
 ) -> Any | None:
-    """Calls a copy in float64; None where the model insists on another dtype."""
+    """Calls a copy in float64; returns None if the model requires another dtype."""
     if not isinstance(model, torch.nn.Module):
         return None
 
@@ -76,7 +76,7 @@ def call_in_float64(
     try:
         with precision(double=True), WideCasts():
             return call_module(copy.deepcopy(model).double(), args, kwargs, train=train)
-    except Exception:  # torch answers mixed dtypes so, and code of the model as it likes
+    except Exception:  # mixed dtypes; the model's code may raise anything
         return None
 
 
@@ -128,7 +128,7 @@ def _watch(
 def watcher(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[Any], Iterator[Observation]] | None:
-    """Records a module, and returns a function that watches modules with other arrays; or None."""
+    """Records a module, and returns a function that watches modules with other arrays, or None."""
     if not isinstance(model, torch.nn.Module) or hasattr(model, "as_program"):
         return None
     args, kwargs = copy.deepcopy((args, options_of(model, kwargs)))
@@ -157,7 +157,7 @@ def _record(
 
 @contextlib.contextmanager
 def _noting_lines(model: torch.nn.Module) -> Iterator[None]:
-    """Notes the innermost line of each operation that is recorded within the block."""
+    """Notes the innermost source line of each operation recorded within the block."""
     code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
 
     def describe(frame: FrameType | None) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def _run(
 
     class Watching(torch.fx.Interpreter):
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-            if double:  # casts to less do nothing
+            if double:  # casts to lower precision are skipped
                 args, kwargs = pytree.tree_map(wider, (args, kwargs))
             return super().call_function(target, args, kwargs)
 
@@ -211,7 +211,7 @@ def _run(
             result = super().run_node(n)
             tensors = tuple(
                 x.detach().clone() for x in pytree.tree_leaves(result) if torch.is_tensor(x)
-            )  # which a later operation may change
+            )  # a later operation may change it
             operands = tuple(node.name for node in n.all_input_nodes)
             if n.op == "placeholder":
                 kind = "input" if n.name in users else "weight"
@@ -234,8 +234,8 @@ def outcome(
 ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
     """Prepares a call of a converted model; see `Models.outcome`.
 
-    A module of classes that were written for it is called in training where it has that, and draws
-    no random numbers there, which are others than those of its source.
+    A module of generated classes is called in training if it has a training mode and draws no
+    random numbers there, which would differ from the source's.
     """
     written = source_of_class(model)
     if written is not None:
@@ -249,15 +249,15 @@ def outcome(
 
 
 def options_of(model: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call of its source, of which such a module takes no others.
+    """Returns those keyword arguments of the source that a module of generated classes accepts.
 
-    It has no keys for layers that draw by themselves, and no flags for modes.
+    It accepts no keys for layers that draw random numbers themselves, and no mode flags.
     """
     if source_of_class(model) is None:
         return dict(kwargs)
     parameters = inspect.signature(model.forward).parameters
     options = dict(kwargs)
-    for name, several in kwargs.items():  # such as Linen's keys, each an argument of the file
+    for name, several in kwargs.items():  # such as Linen's keys, separate in files
         if isinstance(several, Mapping):
             options |= {f"{name}_{key}": value for key, value in several.items()}
     return {key: value for key, value in options.items() if key in parameters}
@@ -290,7 +290,7 @@ def _outputs(
 
 
 def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):  # as JAX has flattened it
+    if isinstance(value, Mapping):  # in JAX's order
         value = [value[key] for key in sorted(value)]
     if isinstance(value, tuple | list):
         return [leaf for item in value for leaf in _leaves(item)]

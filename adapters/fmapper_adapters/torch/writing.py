@@ -1,4 +1,4 @@
-"""The part of the adapter that writes models, and says what a translation must match."""
+"""The part of the adapter that writes models, and runs them for comparison with translations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Writing(Models):
         """Returns a file for torch.
 
         Raises:
-            ConversionError: Its blocks were to be scanned.
+            ConversionError: `scan` is set.
         """
         if scan:
             raise ConversionError(
@@ -44,7 +44,7 @@ class Writing(Models):
         return _build.build(program, self.translate(program, scan=scan, modes=modes))
 
     def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
-        """Returns the arrays of a converted or compiled model, where modules have other names."""
+        """Returns the arrays of a converted or compiled model whose modules have other names."""
         from fmapper_adapters.torch.model.torch_model import TorchModel
         from fmapper_adapters.torch.modules import compiled
 
@@ -68,7 +68,7 @@ class Writing(Models):
         return super().origin_of(model) or origin_of_written(model)
 
     def as_model(self, x: Any) -> Any:
-        """Returns a module; that of a bare function calls it."""
+        """Returns the module itself; for a function, a module that calls it."""
         from fmapper_adapters.torch.trials.trial import as_module
 
         return as_module(x)

@@ -72,7 +72,7 @@ class Recording(NamedTuple):
 
     Attributes:
         exported: The program.
-        other_forms: The names of operations in it that are variants of another one.
+        other_forms: The names of its operations that are variants of other operations.
     """
 
     exported: torch.export.ExportedProgram
@@ -161,7 +161,7 @@ def export_program(
 
 @contextlib.contextmanager
 def _together(*patches: ContextManager[Any]) -> Iterator[list[Any]]:
-    """Enters contexts one after the other; yields what they give."""
+    """Enters contexts one after the other; yields their values."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(patch) for patch in patches]
 
@@ -211,8 +211,8 @@ def record(
         module: The module.
         args: Example inputs by position.
         kwargs: Example inputs by keyword.
-        dynamic_shapes: Which sizes may vary.
-        check: Compare it with the module.
+        dynamic_shapes: The sizes that may vary.
+        check: Whether to compare the program with the module.
         ways: The ways to try, in order.
         whole: The operations that are lowered whole.
         again: Whether torch must trace it again, so that it contains no variants of operations.
@@ -228,7 +228,7 @@ def record(
         varying = sizes.as_torch_takes_them(dynamic_shapes, (args, kwargs), only_first=only_first)
         with (
             obstacles.run_uncompiled(),
-            torch.backends.opt_einsum.flags(enabled=False),  # which reads sizes as numbers
+            torch.backends.opt_einsum.flags(enabled=False),  # it would read sizes as numbers
             keywords.name_keywords(module, kwargs, varying) as shapes,
         ):
             settings: dict[str, Any] = {"check": check, "ways": ways, "whole": whole}
@@ -324,7 +324,7 @@ def _try_ways(
         except packed.Refused as error:
             where = failures.place_of(module, error)
             raise ConversionError(f"{where}: {error}") from error
-        except Exception as error:  # torch raises what its tracing happens to meet
+        except Exception as error:  # tracing in torch may raise anything
             reasons.append(error)
             if is_data_dependent(error):
                 left, for_values = [*for_values, *left], []
@@ -347,7 +347,7 @@ def _without_hooks_left() -> Iterator[None]:
 
 
 def _refuse_lost_gradients(module: torch.nn.Module, way: Way, reasons: list[Exception]) -> None:
-    """Checks that there are no custom autograd functions, where a way loses their gradients.
+    """Checks that there are no custom autograd functions if a way loses their gradients.
 
     Raises:
         ConversionError: There are such functions.
@@ -379,7 +379,7 @@ def _as_it_runs(
         except ConversionError:
             try:
                 other = UNAWARE.record(module, args, kwargs, dynamic_shapes)
-            except Exception:  # it cannot be recorded so: they differ
+            except Exception:  # no other recording, so the difference remains
                 other = None
             if other is None:
                 raise
@@ -408,7 +408,7 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
     """Unwraps a module from `torch.compile`.
 
     Raises:
-        ConversionError: It is a ScriptModule.
+        ConversionError: The module is a ScriptModule.
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise ConversionError(
@@ -420,10 +420,10 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _give_shapes(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Calls a module whose lazy layers have no shapes yet, in evaluation: they take them then.
+    """Calls a module in evaluation if lazy layers have no shapes yet, which initialises them.
 
     Raises:
-        ConversionError: It cannot be called.
+        ConversionError: The module cannot be called.
     """
     parts = [*module.modules()]
     lazy = (part for part in parts if isinstance(part, LazyModuleMixin))
@@ -441,10 +441,9 @@ def _give_shapes(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _as_tensors(tree: Any, module: torch.nn.Module) -> Any:
-    """Converts example inputs of other frameworks to tensors, and copies those that come again.
+    """Converts example inputs of other frameworks to tensors, and copies repeated ones.
 
-    torch records a tensor that is two inputs, or an input and a parameter, as one of them, and
-    forgets the other.
+    If one tensor is two inputs, or an input and a parameter, torch records only one of the two.
     """
     tensors = to_torch(tree, strict=False)
     leaves, spec = pytree.tree_flatten(tensors)

@@ -1,4 +1,4 @@
-"""Explains in fmapper's terms why torch could not record a module, where, and what helps."""
+"""Explains why torch could not record a module, where, and what to do."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ _REMEDIES = (
 def failure(
     module: torch.nn.Module, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ConversionError:
-    """Translates an error of torch to one of fmapper, which has it as its cause.
+    """Translates an error of torch to an error of fmapper, with the original as its cause.
 
-    Where nothing is known about it, the module is called with the examples, which may be wrong. The
-    error for a branch on a value has no cause: it names the line, and torch's message only adds a
-    page about its own symbols.
+    For an unknown error, the module is called with the examples, which may be wrong. The error for
+    a branch on a value has no cause: it names the line, and torch's message only describes its own
+    symbols at length.
     """
     message, has_cause = _message(module, error, args, kwargs)
     translated = ConversionError(message)
@@ -120,7 +120,7 @@ def _error_of_call(
     try:
         with restore_after(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
             module(*args, **kwargs)
-    except Exception as error:  # whatever the module raises
+    except Exception as error:  # the module may raise anything
         return error
     return None
 

@@ -35,7 +35,7 @@ def watch(module: torch.nn.Module, call: Call) -> Iterator[None]:
 
 
 def call_as_part(module: torch.nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Calls a function in a recording the way torch calls a module, so that it is traced as one."""
+    """Calls a function in a recording as torch calls a module, so that it is traced as a module."""
     from torch.fx.experimental import proxy_tensor
 
     mode: Any = proxy_tensor.get_proxy_mode()

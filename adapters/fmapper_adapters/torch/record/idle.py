@@ -24,13 +24,14 @@ from fmapper_adapters.torch.record.obstacles import run_uncompiled
 from fmapper_adapters.torch.record.patches.plain_changes import note_changes
 from fmapper_adapters.torch.record.patches.restore import restore_after, unwind
 
-_MODES = ("train", "training", "use_input_stats")  # the arguments of operations that switch it
+_MODES = ("train", "training", "use_input_stats")  # arguments of operations that set the mode
 
 
 def left_out_of(module: torch.nn.Module, exported: torch.export.ExportedProgram) -> str:
-    """Says what of a module's training a recording for evaluation leaves out; empty for nothing.
+    """Describes the effects of training that a recording for evaluation lacks; empty for none.
 
-    Operations of torch have their mode as an argument. Attention is given a rate of zero instead.
+    Operations of torch have their mode as an argument, except for attention, whose dropout rate is
+    zero in evaluation.
     """
     graphs = [part.graph for part in exported.graph_module.modules() if hasattr(part, "graph")]
     effects = {_effect_in_training(node) for graph in graphs for node in graph.nodes} - {""}
@@ -56,7 +57,7 @@ def _effect_in_training(node: torch.fx.Node) -> str:
     rate = given.get("p", given.get("dropout"))
     if rate is None:
         return "random numbers"
-    is_single = given.get("num_layers") == 1  # which has no layer that a dropout would follow
+    is_single = given.get("num_layers") == 1  # dropout applies only between layers
     return "dropout" if rate and not is_single else ""
 
 
@@ -73,7 +74,7 @@ def left_out_of_code(
         try:
             with mode(module, train=train):
                 runs.append(_run(module, args, kwargs))
-        except Exception as error:  # whatever the code of a user raises
+        except Exception as error:  # the user's code may raise anything
             name = "training" if train else "evaluation"
             return (
                 "whether its own code differs in training is unknown, because it does not run on "
@@ -92,7 +93,7 @@ class _Run:
     Attributes:
         steps: Its operations, as text, with numbers for tensors.
         lines: The lines of the model that they come from.
-        tensors: The tensors that no operation has returned, such as parameters.
+        tensors: Tensors that are not results of operations, such as parameters.
         results: The outputs, the attributes that changed, and whether Python drew random numbers.
     """
 
@@ -155,7 +156,7 @@ def _run(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 @contextlib.contextmanager
 def _without_kernels_of_modes() -> Iterator[None]:
-    """Disables kernels that compute the same in another way in one of the modes."""
+    """Disables kernels that only one of the modes uses for the same computation."""
     backends: Any = torch.backends
     attention, others = backends.mha.get_fastpath_enabled(), (backends.mkldnn, backends.cudnn)
     before = [backend.enabled for backend in others]
@@ -200,7 +201,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def describe(self, x: Any) -> str:
-        """Returns a value as text, which is a number for a tensor."""
+        """Returns a value as text, with a number for a tensor."""
         if not isinstance(x, torch.Tensor):
             return repr(x) if isinstance(x, _PLAIN) else type(x).__name__
         if id(x) not in self._numbers:

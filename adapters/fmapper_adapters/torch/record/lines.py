@@ -18,20 +18,20 @@ _SKIPPED = tuple(
 _OF_OTHERS = (_SKIPPED[0], os.path.dirname(os.path.dirname(_SKIPPED[1])) + os.sep)
 _PATCHES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "patches", "")
 
-# Its classes are written to files, and read better by their own lines than by their caller's.
+# Classes here are written to files as well, so their own lines are shown, not their caller's.
 _WRITTEN = "/torch/nn/modules/transformer.py"
 
 
 def is_of_torch(code: CodeType) -> bool:
-    """Returns whether a function is one of torch, or of its recording."""
+    """Returns whether a function belongs to torch, or to its recording."""
     return code.co_filename.startswith(_SKIPPED)
 
 
 def line_of_method(frame: FrameType | None) -> str:
-    """Returns the line of the innermost method of a module that runs, as `file:line`.
+    """Returns the line of the innermost running method of a module, as `file:line`.
 
-    Empty where that is `forward`, whose lines torch notes itself. A line that returns what it
-    computes counts as the line that called the method.
+    It is empty for `forward`, whose lines torch notes itself. A line that only returns a result
+    counts as the line that called the method.
     """
     while frame is not None:
         code, owner = frame.f_code, frame.f_locals.get("self")
@@ -52,9 +52,9 @@ def line_of_method(frame: FrameType | None) -> str:
 
 
 def innermost_line(frame: FrameType | None, outermost: CodeType | None) -> str:
-    """Returns the innermost line outside of torch within a function that runs, as `file:line`.
+    """Returns the innermost line outside of torch within a running function, as `file:line`.
 
-    Empty where the frame is not within it.
+    It is empty if the function has not called the frame.
     """
     place = ""
     while frame is not None:
@@ -68,7 +68,7 @@ def innermost_line(frame: FrameType | None, outermost: CodeType | None) -> str:
 
 
 def lines_in(frame: FrameType | None, codes: Sequence[CodeType]) -> list[str]:
-    """Returns the line at which each of some functions is, which call one another.
+    """Returns the current line in each of some functions that call one another.
 
     Args:
         frame: The innermost frame.
@@ -88,7 +88,7 @@ def lines_in(frame: FrameType | None, codes: Sequence[CodeType]) -> list[str]:
 def line_of_stack(stack: str | None) -> str:
     """Returns the innermost line of a stack trace outside of torch, as `file:line`; or empty.
 
-    What patches the recording is not the model's.
+    Patches of the recording are skipped.
     """
     lines = [line for line in (stack or "").splitlines() if re.match(r' *File "', line)]
     lines = [line for line in lines if _PATCHES not in line]

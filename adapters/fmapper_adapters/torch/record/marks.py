@@ -9,7 +9,7 @@ import torch
 
 from fmapper_adapters.torch import _private
 
-# Operations that return their argument where it has the shape and dtype of the result.
+# Operations that return their argument if it has the shape and dtype of the result.
 _SAME = frozenset(
     {
         "_to_copy",
@@ -34,7 +34,7 @@ def name_in_recording(tensor: torch.Tensor, same: dict[str, str]) -> str:
 
     Args:
         tensor: The tensor.
-        same: Names of nodes -> of those that have the same value; for such a node it is added.
+        same: Names of nodes -> names of nodes with the same value; extended.
     """
     node = _private.node_in_recording(tensor)
     if node is None:
@@ -53,9 +53,9 @@ def name_in_recording(tensor: torch.Tensor, same: dict[str, str]) -> str:
 
 
 def _mark_item(node: torch.fx.Node, mark: tuple[Any, ...]) -> None:
-    """Marks a node with several results, which has a mark for each, by one of those.
+    """Adds the mark of one result to a node with several results.
 
-    Where it is decomposed, its results become others, which have its marks.
+    If the node is decomposed, its new results inherit its marks.
     """
     if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
         whole = node.args[0].meta
@@ -77,7 +77,7 @@ def _kind(node: torch.fx.Node) -> tuple[str, str]:
 
 
 def _sizes(node: torch.fx.Node) -> str:
-    """Returns the sizes that a node has for the examples: symbols lose their names on the way."""
+    """Returns a node's sizes for the examples, since names of symbols are lost on the way."""
     shape = getattr(node.meta.get("val"), "shape", ())
     sizes = [size if isinstance(size, int) else getattr(size.node, "hint", None) for size in shape]
     return str(sizes)
@@ -92,7 +92,7 @@ def _fit(node: torch.fx.Node, mark: tuple[Any, ...]) -> int:
 
 
 def _is_identity(node: torch.fx.Node) -> bool:
-    """Returns whether a node whose argument has its shape and dtype returns that."""
+    """Returns whether a node returns its argument if that has the same shape and dtype."""
     op = getattr(node.target, "_opname", "")
     if op in ("dropout", "feature_dropout"):
         rate, training = node.args[1:3]
@@ -103,8 +103,8 @@ def _is_identity(node: torch.fx.Node) -> bool:
 def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
     """Maps names by `name_in_recording` to those of the same nodes in a graph.
 
-    If a node was decomposed, this is the last resulting node of its shape and dtype, if there is
-    one: what writes to a view leaves what it is a view of, too, in another shape.
+    If a node was decomposed, this is the last resulting node of its shape and dtype, if any: a
+        write to a view also leaves the view's base, which has another shape.
     """
     best: dict[str, tuple[int, str]] = {}
     for node in graph.nodes:

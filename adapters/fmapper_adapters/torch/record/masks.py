@@ -1,4 +1,4 @@
-"""Finds what it means for a submodule that it is given no mask: it sees all, or what is before."""
+"""Finds the meaning of a missing mask for a submodule: all positions, or the previous ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fmapper_adapters.torch.record.patches.restore import restore_after
 def find_meanings(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, dict[str, str]]:
-    """Returns the paths of submodules -> their masks that may be None -> `ones` or `causal`.
+    """Returns path of a submodule -> name of a mask that may be None -> `ones` or `causal`.
 
-    The submodules are called with None and with each of those masks, with what the module gives
-    them for the examples. What gives another result than both, or the same as both, has no meaning.
-    Buffers, modes and the state of random numbers are restored.
+    The submodules are called with None and with each of these masks, and with the other arguments
+    from a call with the examples. If the result with None differs from both, or equals both, the
+    mask is left out. Buffers, modes and the state of random numbers are restored.
     """
     calls: dict[str, tuple[torch.nn.Module, Any]] = {}
     handles = []
@@ -64,7 +64,7 @@ def _is_mask(name: str) -> bool:
 
 
 def _settings(part: torch.nn.Module) -> frozenset[tuple[str, str, Any]]:
-    """Returns the plain attributes of a submodule and of those in it, but their numbers."""
+    """Returns the plain attributes of a submodule and its submodules, except numbers."""
     return frozenset(
         (path, key, value)
         for path, inner in part.named_modules()
@@ -79,7 +79,7 @@ def _meanings(part: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, str]:
         try:
             none = _call(part, args, kwargs, name, None)
             every = _call(part, args, kwargs, name, torch.ones(1, 1, 1, 1, dtype=torch.bool))
-        except Exception:  # whatever the code of a user raises
+        except Exception:  # the user's code may raise anything
             continue
         length = max((output.shape[1] for output in none if output.ndim == 3), default=0)
         causal = torch.ones(1, 1, length, length, dtype=torch.bool).tril()

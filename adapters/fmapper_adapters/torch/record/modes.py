@@ -23,14 +23,14 @@ _WITH_MODES = (
 def mode(module: torch.nn.Module, *, train: bool, only_layers: bool = False) -> Iterator[None]:
     """Switches the module to training or evaluation mode within the block.
 
-    With `only_layers` all but torch's own layers that have modes are in evaluation.
+    With `only_layers`, only torch's own layers that have modes are in training.
 
     Raises:
         ConversionError: The module refuses training.
     """
     before = {inner: inner.training for inner in module.modules()}
     try:
-        with contextlib.suppress(NotImplementedError):  # what torch exported has its mode
+        with contextlib.suppress(NotImplementedError):  # exported modules have a fixed mode
             if not train:
                 module.eval()
             elif not module.training or only_layers:
@@ -48,6 +48,6 @@ def _train(module: torch.nn.Module) -> None:
         module.train()
     except NotImplementedError:
         raise
-    except Exception as error:  # of a class that has no such mode
+    except Exception as error:  # from a class without such a mode
         name = type(module).__name__
         raise ConversionError(f"{name} cannot be put into training: {error}") from error

@@ -113,7 +113,7 @@ def unpack(module: torch.nn.Module) -> torch.nn.Module:
     copied = with_tensors(module, lambda tensor: tensor)
     try:
         _private.unwrap_parameters(copied)
-    except Exception as error:  # classes of others
+    except Exception as error:  # foreign classes may raise anything
         path, wrapper = next(
             (n, p) for n, p in module.named_parameters() if is_traceable_wrapper_subclass(p)
         )
@@ -159,12 +159,12 @@ def with_tensors(
     """Returns a copy of a module with other tensors as its parameters and buffers.
 
     Raises:
-        ConversionError: It cannot be copied.
+        ConversionError: The module cannot be copied.
     """
     tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     try:
         return copy.deepcopy(module, {key: change(tensor) for key, tensor in tensors.items()})
-    except Exception as error:  # whatever else the module holds
+    except Exception as error:  # attributes may raise anything
         raise ConversionError(
             f"{type(module).__name__} has weights that are quantized or without values, and cannot "
             f"be copied for recording: {type(error).__name__}: {error}"

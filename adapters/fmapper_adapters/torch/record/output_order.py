@@ -1,9 +1,9 @@
 """Keeps the outputs of a recording in the order of their structure.
 
-Some classes lose the order of their keys when torch's pytree builds them anew: a `ModelOutput` has
-a field that was assigned later at its end, and a new one with the same fields has it where the
-class declares it. torch takes such outputs apart, builds them anew and takes them apart again, but
-keeps the first structure for them.
+Some classes lose the order of their keys when torch's pytree rebuilds them: a `ModelOutput` has a
+field that was assigned later at its end, but a rebuilt one has it where the class declares it.
+torch flattens such outputs, rebuilds and flattens them again, but keeps the first structure for
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fmapper_adapters.torch._private import pytree
 def decompose(
     exported: torch.export.ExportedProgram, table: Mapping[Any, Any]
 ) -> torch.export.ExportedProgram:
-    """Calls `run_decompositions` with the outputs in a list: building a list changes no order."""
+    """Calls `run_decompositions` with the outputs in a list, which keeps their order."""
     spec = exported.call_spec.out_spec
     assert spec is not None
     try:
@@ -32,7 +32,7 @@ def decompose(
 
 
 def restore(exported: torch.export.ExportedProgram) -> None:
-    """Restores the order of the outputs after a strict export, which has built them anew."""
+    """Restores the order of the outputs after a strict export, which has rebuilt them."""
     spec = exported.call_spec.out_spec
     assert spec is not None
     positions = pytree.tree_leaves(pytree.tree_unflatten(range(spec.num_leaves), spec))

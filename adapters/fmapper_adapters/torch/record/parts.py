@@ -34,13 +34,13 @@ class PartCalls:
     """The calls of submodules in one recording, in order.
 
     Args:
-        module: The module that is recorded.
+        module: The module being recorded.
 
     Attributes:
         types: The paths of all submodules -> their classes.
         first_paths: Their paths -> the first path of the same submodule.
-        masks: Their paths -> masks that may be None, and what that means.
-        left_out: What the recording leaves out of training, if it is for evaluation.
+        masks: Their paths -> masks that may be None -> the meaning of None.
+        left_out: The effects of training that a recording for evaluation lacks.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -62,7 +62,7 @@ class PartCalls:
         self._name_sequences()
 
     def _name_sequences(self) -> None:
-        """Names the classes of sequences after the functions of the model that made them."""
+        """Names the classes of sequences after the functions of the model that created them."""
         package = type(self._module).__module__
         modules = dict(self._module.named_modules())
         layers = {
@@ -106,10 +106,10 @@ class PartCalls:
 
     def _enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         at = _private.place_in_recording()
-        if at is None:  # it runs, and is not recorded
+        if at is None:  # a run without recording
             return
         name, path, self._placeholders = at
-        if not path:  # the whole module: torch may begin anew
+        if not path:  # the whole module: torch may have started over
             self._open, self._noted = [], []
             code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
             _private.note_lines(code, self._describe)
@@ -140,7 +140,7 @@ class PartCalls:
         if at is None or not self._open:
             return
         while self._open and self._open[-1]["name"] != at[0]:
-            self._open.pop()  # it ended with an exception that its caller has caught
+            self._open.pop()  # ended by an exception that the caller caught
         if self._open:
             dead_results.mark(result)
             self._open.pop()["result"] = _with_refs(result, self._same, _DEEPEST)
@@ -148,7 +148,7 @@ class PartCalls:
     def _call_forward(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Calls a module's `forward`, and notes the call where no `__call__` has done so."""
+        """Calls a module's `forward`, and notes the call unless `__call__` has done so."""
         caller = next((entry for entry in reversed(self._open) if not entry.get("function")), None)
         is_noted = caller is None or (caller["owner"] == id(module) and "method" not in caller)
         if is_noted or _private.place_in_recording() is None:
@@ -170,7 +170,7 @@ class PartCalls:
         args: Any,
         kwargs: Any,
     ) -> dict[str, Any] | None:
-        """Notes the call of a function that is given tensors, or of a method of another part."""
+        """Notes the call of a function that takes tensors, or of a method of another part."""
         if not self._open or _private.place_in_recording() is None:
             return None
         caller = next(entry for entry in reversed(self._open) if not entry.get("function"))
@@ -191,15 +191,15 @@ class PartCalls:
         return self._note(full, caller["path"], function, args, kwargs, function=name, **facts)
 
     def _end(self, noted: dict[str, Any], result: Any) -> None:
-        """Notes what a function gives."""
+        """Notes the result of a function."""
         while self._open and self._open.pop() is not noted:
-            pass  # what ended with an exception
+            pass  # calls that ended with an exception
         leaves = _private.pytree.tree_leaves(result)
         if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             noted["result"] = _with_refs(result, self._same, _DEEPEST)
 
     def _describe(self, frame: FrameType | None) -> dict[str, Any]:
-        """Returns what is noted of an operation: its line, and the functions that it is in."""
+        """Returns the notes for an operation: its line, and the functions around it."""
         method = line_of_method(frame)
         facts: dict[str, Any] = {"fmapper_method": method} if method else {}
         inner = [*itertools.takewhile(lambda entry: "code" in entry, reversed(self._open))][::-1]
@@ -213,7 +213,7 @@ class PartCalls:
         """Returns the calls.
 
         Args:
-            inputs: The names of the graph's inputs, without those that torch made of constants.
+            inputs: The names of the graph's inputs, without those that torch created for constants.
             graph: The final graph; values that it no longer contains have a name with `?`.
         """
         names = marks.marks_of_recording(graph)
@@ -254,12 +254,12 @@ class PartCalls:
 
 
 def functions_of(node: torch.fx.Node) -> FunctionStack:
-    """Returns the calls of functions that a node was made in, with the line in each of them."""
+    """Returns the calls of functions in which a node was created, with the line in each."""
     return tuple((node.meta.get("custom") or {}).get(_FUNCTIONS, ()))
 
 
 def _facts_of(module: torch.nn.Module, cache: dict[int, Settings]) -> dict[str, Any]:
-    """Returns what a part's attributes say of its code."""
+    """Returns facts about a part's code from its attributes."""
     settings = settings_of(module, cache)
     return {
         "owner": id(module),
@@ -276,7 +276,7 @@ def _is_of_torch(module: torch.nn.Module) -> bool:
 
 
 def _flags(module: torch.nn.Module) -> dict[str, bool]:
-    """Returns the attributes of a module that are True or False, but its mode."""
+    """Returns the attributes of a module that are True or False, except its mode."""
     return {
         key: value
         for key, value in vars(module).items()
@@ -285,11 +285,11 @@ def _flags(module: torch.nn.Module) -> dict[str, bool]:
 
 
 def _caller() -> str:
-    """Returns the line that has called a module, as `file:line`."""
+    """Returns the line from which a module is called, as `file:line`."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        is_own = name == "torch.nn.modules.transformer"  # as `line_of_stack` has it
+        is_own = name == "torch.nn.modules.transformer"  # as in `line_of_stack`
         if (is_own and frame.f_code.co_name == "forward") or not name.startswith(
             ("torch.", "fmapper_adapters.", "contextlib")
         ):
@@ -304,7 +304,7 @@ def _argument(value: Any, same: dict[str, str]) -> Any:
     return Other() if data is None and value is not None else data
 
 
-_DEEPEST = 8  # objects within one another that are taken apart: they may hold themselves
+_DEEPEST = 8  # depth of nested objects, which may contain themselves
 
 
 def _with_refs(value: Any, same: dict[str, str], objects: int = 0) -> Any:
@@ -312,9 +312,9 @@ def _with_refs(value: Any, same: dict[str, str], objects: int = 0) -> Any:
 
     Args:
         value: The argument or result.
-        same: Names of values -> of those that are the same; new ones are added.
-        objects: To which depth objects with tensors become dicts of their fields. Not those that a
-            module is given: a cache would hold what the module is about to make.
+        same: Names of values -> names of equal values; extended.
+        objects: The depth to which objects with tensors become dicts of their fields. 0 for
+            arguments: a cache would hold results that the module has yet to compute.
     """
     if isinstance(value, torch.Tensor):
         name = marks.name_in_recording(value, same)

@@ -30,15 +30,15 @@ class Way:
     """A way in which torch can record a module.
 
     Attributes:
-        name: What it does with the module.
+        name: How the module is recorded, for messages.
         export: Takes the module, its arguments, its keywords and the varying sizes.
-        patches: What is changed in torch meanwhile.
+        patches: The patches of torch during the recording.
         after: Takes the program, the module, its arguments and its keywords, and raises for a
             program that may not be used.
-        for_values: It is for modules that depend on values, and goes before the others once a
-            recording has failed for that.
-        keeps_gradients: Custom autograd functions keep their gradients.
-        sees_parts: The calls of submodules can be watched.
+        for_values: Whether it is for modules that depend on values; such ways are preferred once a
+            recording has failed because of values.
+        keeps_gradients: Whether custom autograd functions keep their gradients.
+        sees_parts: Whether the calls of submodules can be watched.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Way:
         """Records the module for its arguments, its keywords and the varying sizes.
 
         Raises:
-            Exception: torch's error, or that of a check, where this way cannot record it.
+            Exception: The error of torch or of a check, if this way cannot record it.
         """
         with contextlib.ExitStack() as stack:
             for patch in self.patches:
@@ -73,7 +73,7 @@ def is_data_dependent(error: Exception) -> bool:
 # Failures that `draft_export` handles soundly: it follows the examples, and the program asserts
 # that other inputs lead to the same path.
 _SOUND = {"DATA_DEPENDENT_ERROR", "GUARD_ADDED"}
-_FLOAT = re.compile(r"\bzuf\d")  # torch's names for floats that are read from arrays
+_FLOAT = re.compile(r"\bzuf\d")  # torch's names of floats that are read from arrays
 
 
 def _refuse_guesses(
@@ -90,19 +90,19 @@ def _refuse_guesses(
         raise RuntimeError(f"draft_export: {', '.join(sorted(kinds - _SOUND))}")
     decided = [failure.data.get("expr") for failure in failures]
     for expression in decided:
-        if _FLOAT.search(str(expression)):  # torch guesses, and asserts nothing
+        if _FLOAT.search(str(expression)):  # torch guesses without an assertion
             raise RuntimeError(f"draft_export assumes {expression} without checking it")
     if not trusted_asserts.is_asserted(exported.graph, decided):
         raise RuntimeError("draft_export: an assumed value is not asserted")
     with quiet():
-        check.run(exported.module(), module, args, kwargs, seed=0)  # what it asserts may be wrong
+        check.run(exported.module(), module, args, kwargs, seed=0)  # its assertions may be wrong
 
 
 @contextlib.contextmanager
 def _without_provenance() -> Iterator[None]:
     """Switches off torch's record of the provenance of size expressions.
 
-    It is only for its report, and takes most of the time of `draft_export`: minutes, if sizes
+    The record is only for a report, and takes most of the time of `draft_export`: minutes, if sizes
     depend on sizes that depend on values.
     """
     log = getattr(sym_node, "dtrace_structured", None)
@@ -120,7 +120,7 @@ def _without_provenance() -> Iterator[None]:
             setattr(sym_node, "dtrace_structured", log)  # noqa: B010
         for reference in list(getattr(logging, "_handlerList", ())):
             if type(reference()).__name__ == "CaptureStructuredTrace":
-                reference().close()  # torch leaves its file open
+                reference().close()  # torch leaves a file open
 
 
 def _export(module: torch.nn.Module, *inputs: Any) -> torch.export.ExportedProgram:
@@ -151,7 +151,7 @@ def _over_experts(module: torch.nn.Module, *inputs: Any) -> torch.export.Exporte
         try:
             with quiet(), examples.replace_forward(module, forward):
                 return _export(module, *inputs)
-        except Exception:  # torch may have replaced it by one of its own
+        except Exception:  # torch may have replaced the error
             if len(missing) == count:
                 raise
 
@@ -165,11 +165,11 @@ def _with_whole_rows(module: torch.nn.Module, *inputs: Any) -> torch.export.Expo
 def quiet() -> Iterator[None]:
     """Silences torch's warnings and logs about its internals.
 
-    After a failure, torch prints the graph so far on stderr too. So the output of a forward is held
+    After a failure, torch also prints the graph so far to stderr. So output of a forward is held
     back until it has succeeded.
     """
     printed = io.StringIO()
-    # Each has a level of its own, so that of `torch` would not do.
+    # Each logger has its own level, so setting that of `torch` is not enough.
     logs = [logging.getLogger(name) for name in _LOGS]
     levels = [log.level for log in logs]
     try:
@@ -198,13 +198,13 @@ _LOGS = (
 
 _USUAL: tuple[Patch, ...] = (quiet, torch.enable_grad, operations.stand_ins)
 _NO_GRAD: tuple[Patch, ...] = (quiet, torch.no_grad, operations.stand_ins)
-_BYTECODE: tuple[Patch, ...] = (quiet, torch.enable_grad)  # where torch would read stand-ins, too
-_EXPERTS: tuple[Patch, ...] = (torch.enable_grad, operations.stand_ins)  # each try is quiet
+_BYTECODE: tuple[Patch, ...] = (quiet, torch.enable_grad)  # which would include stand-ins
+_EXPERTS: tuple[Patch, ...] = (torch.enable_grad, operations.stand_ins)  # each attempt is quiet
 _DRAFT: tuple[Patch, ...] = (_without_provenance, *_USUAL)
 
-# Gradients are switched on, so that `torch.no_grad` is seen, unless only without them a module can
-# be recorded: torch has loops that it cannot differentiate. Reading bytecode takes longer. Of the
-# ways for values those that keep more of the program general come first.
+# Gradients are on, so that `torch.no_grad` is recorded, unless a module can be recorded only
+# without: torch cannot differentiate some loops. Reading bytecode takes longer. Among the ways for
+# values, those that keep programs more general come first.
 WAYS = (
     Way("as it is", _export, _USUAL),
     Way("without gradients", _export, _NO_GRAD, keeps_gradients=False),

@@ -27,7 +27,7 @@ def wider(x: Any) -> Any:
 
 @contextlib.contextmanager
 def precision(*, double: bool) -> Iterator[None]:
-    """Has torch make tensors of double precision within the block, if wanted."""
+    """Makes torch create tensors in double precision within the block, if wanted."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if double else before)
     try:
@@ -37,7 +37,7 @@ def precision(*, double: bool) -> Iterator[None]:
 
 
 class WideCasts(TorchFunctionMode):
-    """Widens the dtypes that functions are given."""
+    """Widens the dtypes in arguments of functions."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         func = torch.Tensor.double if func in _CASTS else func
@@ -49,7 +49,7 @@ class Dtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the floating dtypes of results.
 
     Attributes:
-        dtypes: Their names.
+        dtypes: The names of the dtypes.
     """
 
     def __init__(self) -> None:

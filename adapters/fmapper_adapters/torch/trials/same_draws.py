@@ -1,4 +1,4 @@
-"""Gives a module the random numbers that its translation is given while they are compared."""
+"""Gives a module the same random numbers as its translation during a comparison."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fmapper_adapters.torch._private import TorchDispatchMode
 
 
 class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Puts numbers of `Draws` in place of those that operations draw.
+    """Replaces the random numbers of operations by numbers of `Draws`.
 
-    Operations that are not in the table below draw numbers of their own.
+    Operations that are not in the table below draw their own numbers.
 
     Attributes:
-        draws: What it gives.
-        has_drawn: Whether it has given any.
+        draws: The source of numbers.
+        has_drawn: Whether any operation has drawn.
     """
 
     def __init__(self) -> None:

@@ -24,20 +24,20 @@ from fmapper_adapters.torch.trials.same_draws import SameDraws
 
 
 class TorchTrial(Trial):
-    """A copy of a module that is called and trained.
+    """A copy of a module, to be called and trained.
 
     Args:
         model: The module, or a function of tensors.
         args: Its inputs by position.
         kwargs: Its inputs by keyword.
-        train: The mode; None for that in which the module is.
+        train: The mode; None for the module's current mode.
     """
 
     def __init__(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool | None
     ) -> None:
         model = as_module(model)
-        original = _private.original_of(model) or model  # a compiled one would call the original
+        original = _private.original_of(model) or model  # a compiled module would call the original
         model = _copy(original)
         if train is not None:
             model.train(train)
@@ -48,7 +48,7 @@ class TorchTrial(Trial):
             for inner in _find_noise(model, *self._inputs):
                 inner.eval()
         self._learning: dict[bool, torch.nn.Module] = {}
-        self._is_quiet = False  # no dropout or draws were met; looking takes a third of the time
+        self._is_quiet = False  # whether nothing was random: checks cost a third of the time
         parameters = dict(model.named_parameters())
         tied = dict(model.named_parameters(remove_duplicate=False))
         first = {id(x): name for name, x in parameters.items()}
@@ -104,7 +104,7 @@ class TorchTrial(Trial):
                 slopes = torch.autograd.grad(value, [*learned.values()], allow_unused=True)
                 if all(slope is None for slope in slopes):
                     raise RuntimeError("its outputs depend on parameters that are not its own")
-            except RuntimeError as error:  # such as that of values which the model has overwritten
+            except RuntimeError as error:  # for example, values that the model has overwritten
                 if isinstance(error, torch.OutOfMemoryError) or "alloc" in str(error):
                     raise
                 return Slope(refused=f"{error}".partition("\n")[0][:_LONGEST])
@@ -121,7 +121,7 @@ class TorchTrial(Trial):
         self, model: torch.nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any],
         inputs: Any, *, double: bool,
     ) -> Iterator[tuple[Any, Any, _WithoutDropout, SameDraws]]:  # fmt: skip
-        """Fills a module, and yields its inputs and what is left out within the block."""
+        """Fills a module, and yields its inputs and the modes that control randomness."""
         _fill(model, weights, state)
         args, kwargs = fmap(_double, inputs) if double else inputs
         still, same = _WithoutDropout(), SameDraws()
@@ -138,9 +138,9 @@ class TorchTrial(Trial):
     def draw(
         self, weights: Mapping[str, Any], seeds: Sequence[int], *, double: bool = False
     ) -> dict[float, list[list[Any]]]:
-        """Returns the outputs for each seed, with the dropout of one rate at a time.
+        """Returns the outputs for each seed and dropout rate, without dropout of other rates.
 
-        Dropout that shares masks, and other noise, are always on.
+        Dropout with shared masks and other noise are always on.
         """
         outputs: dict[float, list[list[Any]]] = {}
         rates = [math.nan]
@@ -153,7 +153,7 @@ class TorchTrial(Trial):
     def noise(
         self, weights: Mapping[str, Any], seeds: Sequence[int], *, double: bool = False
     ) -> list[list[Any]]:
-        """Returns the outputs for each seed, as the module draws."""
+        """Returns the outputs for each seed, with random numbers of the module's own."""
         return self._outputs_of(weights, seeds, double, contextlib.nullcontext())
 
     def _outputs_of(
@@ -224,7 +224,7 @@ def _optimizer_for(
             )
         memo: dict[int, Any] = {id(p): parameters[names[id(p)]] for p in held}
         copied: torch.optim.Optimizer = copy.deepcopy(optimizer, memo)
-        for name, value in vars(optimizer).items():  # which a copy of an optimizer leaves out
+        for name, value in vars(optimizer).items():  # attributes that a copy of an optimizer lacks
             if name not in vars(copied) and not hasattr(type(copied), name):
                 setattr(copied, name, copy.deepcopy(value, memo))
         return copied
@@ -235,7 +235,7 @@ def _optimizer_for(
 
 
 def as_module(model: Any) -> torch.nn.Module:
-    """Returns a module; that of a bare function, which has no mode, calls it."""
+    """Returns the module itself; for a function, a module that calls it, without modes."""
     return model if isinstance(model, torch.nn.Module) else _Called(model).eval()
 
 
@@ -271,7 +271,7 @@ def _constant(x: Any) -> Any:
 
 
 def _fill(model: torch.nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Puts arrays into a module."""
+    """Fills a module with arrays."""
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
         for name, value in weights.items():
@@ -287,10 +287,9 @@ def _double(x: Any) -> Any:
 def _copy(model: torch.nn.Module) -> torch.nn.Module:
     """Returns a deep copy of a module, with the functions among its attributes.
 
-    `copy.deepcopy` leaves functions as they are, so that one which a module keeps, as
-    `self.mlp_of = lambda x: mlp(x)`, would go on calling the submodules of the original. It copies
-    no tensor that has a history, as the weight that `weight_norm` computes; its next call replaces
-    it.
+    `copy.deepcopy` does not copy functions, so a function in an attribute, as in `self.mlp_of =
+    lambda x: mlp(x)`, would still call the submodules of the original. Nor does it copy tensors
+    with a history, such as the weight that `weight_norm` computes; the next call replaces them.
     """
     memo: dict[int, Any] = {}
     for inner in model.modules():
@@ -306,12 +305,12 @@ def _copy(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _copy_closure(function: types.FunctionType, memo: dict[int, Any]) -> types.FunctionType:
-    """Returns a function that sees the copies of what it has closed over."""
+    """Returns a function whose closure has copies of its content."""
     cells = []
     for cell in function.__closure__ or ():
         try:
             other = memo.get(id(cell.cell_contents))
-        except ValueError:  # nothing is in it yet
+        except ValueError:  # an empty cell
             other = None
         cells.append(cell if other is None else types.CellType(other))
     copied = types.FunctionType(
@@ -326,9 +325,9 @@ def _copy_closure(function: types.FunctionType, memo: dict[int, Any]) -> types.F
 
 
 def _find_noise(model: torch.nn.Module, args: Any, kwargs: Any) -> list[torch.nn.Module]:
-    """Returns the submodules whose modes differ only in noise: they hold nothing, and draw.
+    """Returns submodules whose training adds only noise: without arrays, and with random numbers.
 
-    Without dropout, which `_WithoutDropout` leaves out and takes the rates of.
+    Dropout is not included: `_WithoutDropout` handles it by its rates.
     """
     noisy: list[torch.nn.Module] = []
     watched = []
@@ -367,14 +366,14 @@ def _watch(module: torch.nn.Module, draws: Draws, tell: Callable[[], None]) -> N
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Leaves dropout out, also that inside of attention.
+    """Disables dropout, also inside attention.
 
     Args:
-        but: The rate of dropout that stays, drawn at one half at least, and with it dropout that
-            shares masks along dimensions; None if there is none.
+        but: The rate of dropout that stays on, at a rate of at least one half. Dropout that shares
+            masks along dimensions stays on, too. None disables all dropout.
 
     Attributes:
-        has_dropout: Whether there was anything that could have dropout.
+        has_dropout: Whether any operation had a dropout rate.
         rates: The rates of dropout in training.
     """
 
@@ -407,14 +406,14 @@ class _WithoutDropout(TorchFunctionMode):
             self.has_dropout = True
             train = kwargs.get("training", True)
             args = self._with_rate(args, _ATTENTION_RATE, train=train)
-        if getattr(func, "__name__", "") in _RECURRENT:  # dropout stands before the mode
+        if getattr(func, "__name__", "") in _RECURRENT:  # the rate precedes the mode
             self.has_dropout = True
             at = 5 if isinstance(args[6], bool) else 6
             args = self._with_rate(args, at, train=args[at + 1])
         return func(*args, **kwargs)
 
     def _with_rate(self, args: Any, at: int, *, train: bool = True) -> Any:
-        """Returns arguments whose rate of dropout is zero unless it is to stay."""
+        """Returns arguments with a dropout rate of zero, unless that rate stays on."""
         kept = [self._rate(rate, train=train) for rate in args[at : at + 1]]
         return (*args[:at], *kept, *args[at + 1 :])
 
@@ -424,12 +423,12 @@ class _WithoutDropout(TorchFunctionMode):
         return max(rate, 0.5) if rate == self._but else 0.0
 
 
-_LONGEST = 200  # characters of an error that are told
-_ATTENTION_RATE = 10  # what is called in there is not seen
+_LONGEST = 200  # characters of an error to show
+_ATTENTION_RATE = 10  # the position of the rate, since inner calls are not intercepted
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _DROPOUT_NAMES = ("input", "p", "training")
 _DROPOUT = {torch.dropout, torch.nn.functional.dropout}
-_SHARED = {  # with one mask for several elements
+_SHARED = {  # one mask for several elements
     torch.nn.functional.dropout1d,
     torch.nn.functional.dropout2d,
     torch.nn.functional.dropout3d,
@@ -439,7 +438,7 @@ _SHARED = {  # with one mask for several elements
 
 
 def _tensors_in(output: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in what a module returns, also those in objects without a pytree."""
+    """Yields the tensors in a module's output, also in objects that are not pytrees."""
     for leaf in fleaves(output):
         if isinstance(leaf, torch.Tensor):
             yield leaf

@@ -25,7 +25,7 @@ from fmapper_adapters.torch._private import FakeTensor, FunctionalTensor
 
 TRACED = (FunctionalTensor, FakeTensor)
 _calls = itertools.count()
-met: set[str] = set()  # functions that were recorded, or tried to be
+met: set[str] = set()  # functions whose recording was tried
 
 
 @torch.library.custom_op("fmapper::cotangent", mutates_args=())
@@ -50,7 +50,7 @@ def with_gradient(
     once: bool,
     parameters: str,
 ) -> list[torch.Tensor]:
-    """Returns the ys, with given gradients with respect to the xs; -1 for unknown ones.
+    """Returns the ys, with the given gradients with respect to the xs; -1 for unknown ones.
 
     Those gradients have gradients in turn, unless they are differentiable once. The xs are the
     arguments of `forward` for these parameters, with a comma between them.
@@ -79,7 +79,7 @@ def record_functions() -> Iterator[None]:
     `Function.apply` may already be bound to a name, and since torch 2.15 it calls no Python code
     but the function's own `forward`. So the `forward` of every such class is patched.
     """
-    if _originals:  # inside of another recording
+    if _originals:  # inside another recording
         yield
         return
     enter = _META.__init__
@@ -144,7 +144,7 @@ def _set_forward(cls: Any, original: Callable[..., Any]) -> None:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Inlines nested functions into the one that is being recorded."""
+    """Inlines nested functions into the function being recorded."""
     _within_forward.flag = True
     try:
         yield
@@ -156,8 +156,8 @@ def _alone() -> Iterator[None]:
 def _traced_grad_mode() -> Iterator[bool]:
     """Restores, within the block, the grad mode of the caller.
 
-    `apply` has switched gradients off without the recorder's knowledge: the end of a `no_grad`
-    inside of it would be recorded as switching off gradients after the function.
+    `apply` has switched gradients off without the recorder's knowledge, so the end of a `no_grad`
+    inside it would be recorded as switching off gradients after the function.
     """
     mode = get_proxy_mode()
     nodes = () if mode is None else reversed(mode.tracer.graph.nodes)
@@ -225,7 +225,7 @@ def _has_gradient(x: Any) -> bool:
 
 
 def _parameters(original: Callable[..., Any], args: Sequence[Any], *, gets_context: bool) -> str:
-    """Returns what `forward` calls its arguments with gradients; empty where that is unknown."""
+    """Returns the parameter names of `forward` for arguments with gradients; empty if unknown."""
     named = list(inspect.signature(original).parameters.values())[1 if gets_context else 0 :]
     if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in named):
         return ""
@@ -235,9 +235,9 @@ def _parameters(original: Callable[..., Any], args: Sequence[Any], *, gets_conte
 
 
 def _hold_fixed(context: Any, tensors: Iterable[Any]) -> None:
-    """Makes what `forward` computed and kept constants, as nothing within it has a gradient.
+    """Turns values that `forward` computed and saved into constants, since they have no gradient.
 
-    Arguments and results have one, so that the gradients have gradients themselves.
+    Arguments and results keep theirs, so that second derivatives exist.
     """
     differentiable = {id(x) for x in tensors}
 
@@ -249,7 +249,7 @@ def _hold_fixed(context: Any, tensors: Iterable[Any]) -> None:
 
 
 def _is_once_differentiable(backward: Any) -> bool:
-    """Returns whether its last decorator is that of torch."""
+    """Returns whether the last decorator is torch's `once_differentiable`."""
     name = getattr(backward, "__globals__", {}).get("__name__")
     return name == torch.autograd.function.__name__ and hasattr(backward, "__wrapped__")
 
@@ -268,12 +268,12 @@ def _gradients(
         for y, has_gradient in zip(outputs, grows, strict=True)
     ]
     backward = _backward_of(cls)
-    if _is_once_differentiable(backward):  # it would make constants of what it needs
+    if _is_once_differentiable(backward):  # it would detach its operands
         backward = backward.__wrapped__
     try:
         with _without_engine():
             gradients = backward(context, *given)
-    except Exception:  # it may do anything; only those who differentiate need it
+    except Exception:  # it may raise anything, and is needed only for gradients
         return [-1], []
     gradients = gradients if isinstance(gradients, tuple | list) else (gradients,)
     wanted = [

@@ -1,4 +1,4 @@
-"""Leaves a check of training out of recordings, which layers of the target make themselves."""
+"""Leaves a check for training out of recordings; layers of the target have their own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fmapper_adapters.torch import _private
 
 @contextlib.contextmanager
 def take_any() -> Iterator[None]:
-    """Records `batch_norm` without the condition that there are several values per channel.
+    """Records `batch_norm` without the condition that channels have several values.
 
-    It holds in training alone, and would keep a file for both modes from single examples.
+    The condition is for training only, and a file for both modes would refuse single examples.
     """
     batch_norm = torch.nn.functional.batch_norm
 

@@ -1,4 +1,4 @@
-"""Keeps what a submodule returns in a recording, also where its caller does not use it."""
+"""Keeps the results of submodules in a recording, even if their callers do not use them."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def _lost_results(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """Returns the results of submodules that nothing uses.
 
     All nodes that a result was decomposed into have its mark. If any of them is used, so is the
-    result, and those that are dead (the mask of dropout) are not kept. Otherwise the result is the
-    first dead one.
+    result, and dead ones (the mask of dropout) are not kept. Otherwise the first dead one is the
+    result.
     """
     groups: dict[str, list[torch.fx.Node]] = {}
     for node in graph.nodes:

@@ -1,8 +1,8 @@
 """Makes `nn.TransformerEncoder` treat padded positions alike in all modes.
 
 Without gradients, it skips padded positions and returns zeros there, if each sequence is padded at
-its end. With gradients, it returns the outputs of its layers for the padding. A program does what
-the module does in the mode in which it is recorded.
+its end. With gradients, it returns the outputs of its layers for the padding. A program behaves
+like the module in the mode of the recording.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _leaving_out: ContextVar[tuple[Any, ...]] = ContextVar("encoders that leave out"
 def that_leave_out(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], list[str]]:
-    """Returns the encoders that drop padding for such inputs.
+    """Returns the encoders that drop padding for these inputs.
 
     Returns:
         The encoders that do so in torch's present mode, and the paths of those that do so only
@@ -59,7 +59,7 @@ def _find_encoders(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]
         return nest(*args, **kwargs)
 
     try:
-        _private.set_nesting(see, lambda *_: True)  # others of it may be
+        _private.set_nesting(see, lambda *_: True)  # others in it may drop padding
         with _spy((torch.nn.TransformerEncoder,), inside):
             _try_call(module, args, kwargs)
     finally:
@@ -70,9 +70,9 @@ def _find_encoders(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]
 def that_see_nothing(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Finds layers with attention whose mask hides everything from some position.
+    """Finds layers with attention whose mask hides all positions from some position.
 
-    The kernels for inference return NaN there, and the computation with gradients does not.
+    The kernels for inference return NaN there, unlike the computation with gradients.
 
     Returns:
         The paths of the layers that use those kernels in torch's present mode, and of those that do
@@ -121,7 +121,7 @@ def _find_blind(module: torch.nn.Module, args: Any, kwargs: Any, kinds: Any) -> 
 
 @contextlib.contextmanager
 def _spy(kinds: tuple[Any, ...], inside: list[Any]) -> Iterator[None]:
-    """Keeps in a list which modules of some classes are being called."""
+    """Keeps a list of the modules of some classes that are being called."""
     before = {kind: kind.forward for kind in kinds}
 
     def spy_on(forward: Any) -> Any:
@@ -145,11 +145,11 @@ def _spy(kinds: tuple[Any, ...], inside: list[Any]) -> Iterator[None]:
 
 
 def _try_call(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-    """Calls a module on copies, as far as it comes."""
+    """Calls a module on copies of its inputs, and ignores errors."""
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     with (
-        contextlib.suppress(Exception),  # what fails is said where it is recorded
-        warnings.catch_warnings(action="ignore"),  # of nested tensors
+        contextlib.suppress(Exception),  # the recording reports errors
+        warnings.catch_warnings(action="ignore"),  # about nested tensors
         restore_after(module),
         torch.random.fork_rng(devices=[]),
         torch.autograd.graph.saved_tensors_hooks(lambda x: None, lambda x: x),
@@ -172,7 +172,7 @@ def unseen_modes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def leave_padding_out(encoders: list[Any]) -> Iterator[None]:
-    """Makes the recording of these encoders return zeros at padded places."""
+    """Makes the recording of these encoders return zeros at padded positions."""
     token = _leaving_out.set(tuple(encoders))
     try:
         yield
@@ -189,7 +189,7 @@ def leave_out() -> bool:
 def stand_ins() -> Iterator[None]:
     """Replaces the padding functions of encoders by ones that can be recorded.
 
-    A mask is not looked at to find that it is causal, either: attention with it is the same.
+    Masks are not tested for being causal, either, since attention gives the same result.
     """
     encoders = _leaving_out.get()
     find = _private.replace_causal_check(lambda mask, is_causal=None, size=None: is_causal is True)

@@ -1,8 +1,8 @@
-"""Classes that torch's pytree does not know but that hold tensors, such as key-value caches.
+"""Classes with tensors that torch's pytree does not know, such as key-value caches.
 
 `torch.export` accepts and returns only what its pytree can flatten. While a module is recorded, any
-class among its inputs and outputs is a node whose children are the attributes with tensors, and the
-integers beside them. Afterwards the registry is restored.
+class among its inputs and outputs is a node whose children are the attributes with tensors, and
+integers next to them. Afterwards the registry is restored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fmapper_adapters.torch.from_fx.treespec import tree_spec
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.nn.Module, str)
 _COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 _VALUES = (*_COMPUTED, enum.Enum)
-# Integers, and what torch puts in their places while it looks at which of them may vary.
+# Integers, and torch's placeholders for those that may vary.
 _COUNTS = (int, getattr(torch.export.dynamic_shapes, "_IntWrapper", int))
 
 
@@ -32,13 +32,13 @@ def register(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
     """Registers the classes of inputs and outputs as pytrees, within the block.
 
     Args:
-        module: The module; a hook looks at what it returns while it is being recorded.
+        module: The module; a hook inspects its results during the recording.
         inputs: The example inputs.
     """
     added: list[type] = []
 
     def look(_: Any, __: Any, output: Any) -> None:
-        if not torch.compiler.is_dynamo_compiling():  # the first attempt has seen it
+        if not torch.compiler.is_dynamo_compiling():  # the first attempt has registered it
             _register(output, added)
 
     hook = module.register_forward_hook(look)
@@ -76,7 +76,7 @@ def _enter(cls: type) -> None:
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-    """Returns the fields of an object that hold tensors; None for what has no such fields."""
+    """Returns the fields of an object that hold tensors; None without such fields."""
     if _is_foreign(value):
         children, rest = _flatten(value)
         return dict(zip(rest.names, children, strict=True)) or None
@@ -108,7 +108,7 @@ class Rest:
 def _flatten(node: Any) -> tuple[list[Any], Rest]:
     attributes = dict(vars(node))
     names = [name for name, value in attributes.items() if _holds_tensors(value)]
-    if names:  # what counts beside tensors goes into the program: it is compared, or varies
+    if names:  # integers next to tensors become inputs, which are checked or vary
         names = [
             name for name, value in attributes.items() if name in names or type(value) in _COUNTS
         ]
@@ -120,7 +120,7 @@ def _flatten(node: Any) -> tuple[list[Any], Rest]:
 def _longest_first(names: list[str]) -> list[str]:
     """Sorts names so that prefixes come after longer names.
 
-    torch replaces them in this order in the code of its checks, and knows no end of a name:
+    torch replaces them in this order in the code of its checks, without regard to word ends:
     `cumulative_length` before `cumulative_length_int` would leave invalid code.
     """
     ordered: list[str] = []
@@ -148,8 +148,8 @@ def _own(value: Any, copies: dict[int, Any]) -> Any:
     """Copies containers and objects, since a forward may fill empty caches.
 
     Args:
-        value: An attribute without tensors, or what is in it.
-        copies: Those that were made, by the identity of the original.
+        value: An attribute without tensors, or its content.
+        copies: The copies so far, by the identity of the original.
     """
     if id(value) in copies:
         return copies[id(value)]
@@ -167,14 +167,14 @@ def _own(value: Any, copies: dict[int, Any]) -> Any:
         return value
     try:
         new = copies[id(value)] = copy.copy(value)
-    except TypeError:  # a handle of something: it cannot be copied, and has no tensors
+    except TypeError:  # a handle, which cannot be copied and has no tensors
         return value
     vars(new).update((name, _own(inner, copies)) for name, inner in vars(value).items())
     return new
 
 
 def _is_foreign(leaf: Any) -> bool:
-    """Returns whether an object has attributes and is not a value to torch."""
+    """Returns whether an object has attributes and is not a value that torch accepts."""
     return hasattr(leaf, "__dict__") and not isinstance(leaf, (*_VALUES, *_OPAQUE))
 
 

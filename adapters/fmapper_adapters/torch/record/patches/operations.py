@@ -74,7 +74,7 @@ def _ctc_loss(
 
 
 def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
-    """Computes `masked_select` on arrays of one shape, by which torch bounds the result."""
+    """Computes `masked_select` on arrays of one shape, whose size then bounds the result."""
     together: Any = torch.broadcast_tensors  # untyped in torch
     return torch.masked_select(*together(x, mask))
 
@@ -87,7 +87,7 @@ def _where(condition: Any, *both: Any, **options: Any) -> Any:
 
 
 def _nonzero(input: Any, *, as_tuple: bool = False, **options: Any) -> Any:
-    """Computes `nonzero`, by column if it is a tuple."""
+    """Computes `nonzero`, split into columns for `as_tuple`."""
     return _places(input) if as_tuple else torch.nonzero(input, **options)
 
 
@@ -99,7 +99,7 @@ def _places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def _split(
     tensor: Any, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
 ) -> Any:
-    """Computes `split` of no rows, whose shape torch 2.11 lacks."""
+    """Computes `split` of zero rows, for which torch 2.11 has no shapes."""
     size = split_size if split_size_or_sections is None else split_size_or_sections
     if isinstance(size, int) and isinstance(tensor.shape[dim], int) and tensor.shape[dim] == 0:
         return (tensor.narrow(dim, 0, 0),)
@@ -107,7 +107,7 @@ def _split(
 
 
 def _tensor_split(x: Any, indices_or_sections: Any, dim: int = 0) -> Any:
-    """Computes `tensor_split` at positions in a tensor, which torch would read."""
+    """Computes `tensor_split` at positions in a tensor, whose values torch would read."""
     at = indices_or_sections
     if isinstance(at, torch.Tensor):
         at = at.item() if at.ndim == 0 else at.tolist()
@@ -137,7 +137,7 @@ def _instance_norm(
     torch would record the batch norm of a view, with its weights repeated for each example.
 
     Raises:
-        ValueError: Channels have one element each, as torch has it.
+        ValueError: Channels have only one element, as in torch.
     """
     given = (input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     if not use_input_stats or running_mean is not None or running_var is not None:
@@ -147,11 +147,11 @@ def _instance_norm(
     return torch.nn.functional.group_norm(input, int(input.shape[1]), weight, bias, eps)
 
 
-_NO_CHANGE = {"padding": 0, "dilation": 1, "return_indices": False}  # of a pool
+_NO_CHANGE = {"padding": 0, "dilation": 1, "return_indices": False}  # defaults of a pool
 
 
 def _pool(pool: Callable[..., Any], dims: int, reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a pool that reduces whole dimensions, as of `x.size()[2:]`, whatever their sizes."""
+    """Returns a pool that reduces whole dimensions of any size, as for `x.size()[2:]`."""
 
     def call(x: Any, kernel_size: Any, *args: Any, **options: Any) -> Any:
         is_one = isinstance(kernel_size, int | torch.SymInt)
@@ -175,7 +175,7 @@ def _largest(x: Any, dims: int) -> Any:
 
 
 def _tensor(data: Any, **options: Any) -> Any:
-    """Computes `torch.tensor` of a list with tensors without reading their values."""
+    """Computes `torch.tensor` of a list of tensors without reading their values."""
     leaves = [] if isinstance(data, torch.Tensor) else pytree.tree_leaves(data)
     if not any(isinstance(x, torch.Tensor) for x in leaves):
         return torch.tensor(data, **options)
@@ -230,8 +230,8 @@ def _put(x: Any, index: Any, value: Any) -> None:
 def _indices(index: Any) -> Any:
     """Replaces lists of tensors in an index by tensors.
 
-    Only those within a tuple: a list by itself is one. Bounds that are tensors become sizes, which
-    torch 2.11 does not make of them.
+    It replaces only lists within a tuple, as torch converts a single list itself. Bounds that are
+    tensors become sizes, which torch 2.11 does not do.
     """
     if not isinstance(index, tuple):
         return _bounds(index) if isinstance(index, slice) else index
@@ -255,7 +255,7 @@ def _bounds(index: slice) -> slice:
 
 
 def _to(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Handles a `Module.to` that changes nothing, as models call it in `forward`.
+    """Handles a `Module.to` in `forward` that changes nothing.
 
     torch would replace the parameters that are being recorded.
     """
@@ -292,7 +292,7 @@ _BATCH_NORM = _Norm.forward
 
 
 def _data(x: Any) -> Any:
-    """Computes `x.data` as an alias, so that changes in place are recorded."""
+    """Computes `x.data` as an alias, so that in-place changes are recorded."""
     if not isinstance(x, autograd.TRACED):
         return _DATA.__get__(x)
     alias: Any = x.detach()
@@ -301,7 +301,7 @@ def _data(x: Any) -> Any:
 
 
 def _set_data(x: Any, values: Any) -> None:
-    """Sets `x.data = values`, where that has the shape of x."""
+    """Sets `x.data = values` for values of the same shape."""
     if not isinstance(x, autograd.TRACED) or x.shape != values.shape or x.dtype is not values.dtype:
         _DATA.__set__(x, values)
         return
@@ -330,7 +330,7 @@ def _behind_gradients(operation: str) -> packed.Refused:
 
 _DATA: Any = torch.Tensor.data
 
-# With the functions that call them: a mode is switched off while it handles a call.
+# Includes callers of these functions, since a mode is off while it handles a call.
 _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ctc_loss: _ctc_loss,
     torch.nn.functional.ctc_loss: _ctc_loss,
@@ -371,8 +371,8 @@ class _StandIns(TorchFunctionMode):
         """Calls the stand-in, if there is one.
 
         Raises:
-            Refused: It would be recorded with another gradient.
-            TooManyOperations: Its result has a size that nobody can read.
+            Refused: The call would be recorded with a wrong gradient.
+            TooManyOperations: A size of the result is too complex.
         """
         if _is_changed_behind_gradients(func, args):
             raise _behind_gradients(f"x.data.{func.__name__}()")
@@ -386,13 +386,13 @@ class _StandIns(TorchFunctionMode):
         return result
 
 
-_CONSTANTS = 1024  # elements of a table that forward makes of numbers, as of the sizes of images
+_CONSTANTS = 1024  # elements of a table that forward creates from numbers, such as sizes of images
 
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
     """Replaces functions that cannot be recorded by operations that can."""
-    before = torch.nn.Module.to, _Norm.forward  # stand-ins, inside of another recording
+    before = torch.nn.Module.to, _Norm.forward  # inside another recording, these are stand-ins
     try:
         torch.nn.Module.to = _to  # type: ignore[method-assign, assignment]
         _Norm.forward = _batch_norm

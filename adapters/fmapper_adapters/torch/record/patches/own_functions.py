@@ -1,4 +1,4 @@
-"""Tells of the calls of functions of a model's own code while it is recorded, as `rope(q, cos)`."""
+"""Reports calls of functions of a model's own code during a recording, such as `rope(q, cos)`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 import torch
 
-# Whose functions are those of a framework, not of a model.
+# Packages whose functions belong to frameworks, not to models.
 _FRAMEWORKS = {"torch", "numpy", "jax", "einops", "fmapper", "fmapper_adapters"}
 
-# Is given the owner of a method, or None, the function with its name, and what it is called with;
-# returns what `End` is given, None where it is not to be called.
+# Called with the owner of a method or None, the name, the function and its arguments; returns a
+# value for `End`, or None to skip `End`.
 Begin = Callable[[torch.nn.Module | None, str, Callable[..., Any], Any, Any], Any]
-End = Callable[[Any, Any], None]  # is given that, and the result; None where the call has failed
+End = Callable[[Any, Any], None]  # gets this value, and the result or None after an error
 
 
 @contextlib.contextmanager
 def watch(module: torch.nn.Module, begin: Begin, end: End) -> Iterator[None]:
-    """Calls `begin` before and `end` after each call of such a function within the block.
+    """Calls `begin` before and `end` after each call of the model's functions within the block.
 
-    Those are functions that the code of the model's classes calls by their names, and the methods
-    of those classes beside `forward`.
+    These are functions that the code of the model's classes calls by name, and the methods of these
+    classes other than `forward`.
     """
     before: list[tuple[Any, str, Any]] = []
     try:
@@ -69,7 +69,7 @@ def _wrap(name: str, value: Any, begin: Begin, end: End, *, is_method: bool) -> 
 
 
 def _methods_of(module: torch.nn.Module) -> Iterator[tuple[type, str, Any]]:
-    """Yields the methods of the model's classes beside `forward`."""
+    """Yields the methods of the model's classes other than `forward`."""
     classes = {cls for inner in module.modules() for cls in type(inner).__mro__}
     for cls in filter(_is_own, classes):
         for name, member in [*vars(cls).items()]:
@@ -81,7 +81,7 @@ def _methods_of(module: torch.nn.Module) -> Iterator[tuple[type, str, Any]]:
 
 
 def _find(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, FunctionType]]:
-    """Yields the functions that classes of a model call, each with the names that it is among."""
+    """Yields the functions that classes of a model call, each with its namespace and name."""
     classes = {cls for inner in module.modules() for cls in type(inner).__mro__}
     todo = [function for cls in classes if _is_own(cls) for function in _methods(cls)]
     seen = {id(function) for function in todo}
@@ -105,7 +105,7 @@ def _methods(cls: type) -> Iterator[FunctionType]:
 
 
 def _find_called(function: FunctionType) -> Iterator[tuple[dict[str, Any], str, FunctionType]]:
-    """Yields the functions that one names, with the modules' names that they are among."""
+    """Yields the functions that a function refers to, each with its namespace and name."""
     inner: Any = inspect.unwrap(function)
     names = {*_names_in(inner.__code__)}
     spaces = [inner.__globals__]

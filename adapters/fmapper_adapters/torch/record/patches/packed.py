@@ -22,7 +22,7 @@ _HARMLESS = frozenset(("dim", "size", "__get__"))
 
 
 class Refused(Exception):
-    """Raised for a function that would be recorded wrongly; says why, and what to write instead."""
+    """Raised for a function that would be recorded incorrectly, with the reason and a way out."""
 
 
 class _Longest(int):
@@ -95,7 +95,7 @@ def call_packed(func: Any, args: Any, kwargs: Any, lengths: Any) -> Any:
     """Calls a function with a packed sequence among its arguments.
 
     Raises:
-        Refused: It needs the data as torch packs them.
+        Refused: The function needs the data in torch's packed layout.
     """
     name = getattr(func, "__name__", "")
     if name in _NETWORKS:
@@ -103,7 +103,7 @@ def call_packed(func: Any, args: Any, kwargs: Any, lengths: Any) -> Any:
     if name == "_pad_packed_sequence":
         return _unpack(lengths, *args)
     if name == "__getitem__" and args[1] == 0 and args[0].ndim == 1:
-        return lengths.shape[0]  # as many as are in the first step
+        return lengths.shape[0]  # the batch size of the first step
     if name == "size" and args[0].ndim == 1:
         steps = func(*args, **kwargs)
         return _Longest(steps) if type(steps) is int else steps

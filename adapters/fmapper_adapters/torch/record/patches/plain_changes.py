@@ -1,4 +1,4 @@
-"""Finds the plain attributes that a call of a module changes, which no program does."""
+"""Finds the plain attributes that calls of a module change, which programs cannot do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def note_changes(module: torch.nn.Module) -> Iterator[dict[str, None]]:
     """Compares the attributes before and after each call of a module within the block.
 
     Yields:
-        The names of those that calls have changed so far, in order.
+        The names of the attributes that calls have changed so far, in order.
     """
     names: dict[str, None] = {}
     begun: list[Any] = []

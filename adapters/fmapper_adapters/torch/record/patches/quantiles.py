@@ -1,6 +1,6 @@
-"""Quantiles in operations that can be recorded, because torch before 2.13 reads values.
+"""Quantiles by operations that can be recorded; torch's own before 2.13 read values.
 
-They interpolate between the two neighbours of a rank, linearly or in another way of torch's.
+They interpolate between the two neighbours of a rank, by any of torch's methods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def quantile(
     *,
     interpolation: str = "linear",
 ) -> Tensor:
-    """Computes `torch.quantile`: rows with NaN in them give NaN."""
+    """Computes `torch.quantile`; rows with NaN return NaN."""
     rows = _sort(input, dim)
     ranks = _fractions(q, input) * (rows.shape[-1] - 1)
     ranks = torch.where(rows[..., -1:].isnan(), rows.shape[-1] - 1, ranks)
@@ -49,7 +49,7 @@ def nanquantile(
 
 
 def _sort(x: Tensor, dim: int | None) -> Tensor:
-    """Returns the rows in the last dimension, NaN at their ends."""
+    """Returns the rows sorted in the last dimension, with NaN at the end."""
     rows = x.reshape(-1) if dim is None or not x.ndim else x.movedim(dim, -1)
     return rows.sort(-1)[0]
 

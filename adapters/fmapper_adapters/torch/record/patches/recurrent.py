@@ -1,7 +1,7 @@
-"""Recurrent networks over sequences whose length varies.
+"""Recurrent networks over sequences of varying length.
 
-torch traces them step by step to find the shapes of their results, which fixes the length. Shapes
-of custom operations are said, so that a recording holds for every length.
+torch traces them step by step to find the shapes of their results, which fixes the length. Custom
+operations declare their shapes, so that a recording holds for every length.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OPERATIONS = {
     "rnn_tanh": _define("rnn_tanh", "Tensor", "Tensor, Tensor"),
     "rnn_relu": _define("rnn_relu", "Tensor", "Tensor, Tensor"),
 }
-# What is recorded as another operation, and is the same for those who read a recording.
+# Recorded operation -> the operation of torch that it stands for.
 SAME: dict[Any, Any] = {
     getattr(torch.ops.fmapper, name).default: getattr(torch.ops.aten, name).input
     for name in _OPERATIONS
@@ -50,7 +50,7 @@ SAME: dict[Any, Any] = {
 
 
 def stand_in(func: Callable[..., Any], args: Any) -> Callable[..., Any]:
-    """Returns what to call instead of a recurrent network over a length that varies."""
+    """Returns the function to call instead of a recurrent network over a varying length."""
     operation = _OPERATIONS.get(getattr(func, "__name__", ""))
     if operation is None or len(args) != _INPUTS or args[0].ndim != 3:
         return func
@@ -58,4 +58,4 @@ def stand_in(func: Callable[..., Any], args: Any) -> Callable[..., Any]:
     return operation if isinstance(args[0].shape[int(batch_first)], torch.SymInt) else func
 
 
-_INPUTS = 9  # of the form that takes padded sequences, and what follows them
+_INPUTS = 9  # the number of arguments for padded sequences

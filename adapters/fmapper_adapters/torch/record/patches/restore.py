@@ -20,7 +20,7 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 def restore_after(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """Restores buffers, parameters and plain attributes that calls within the block change.
 
-    Only the parameters that are changed are copied, because all of them may be too large.
+    Only parameters that change are copied, because copies of all may be too large.
 
     Yields:
         The original buffers by name, and the parameters that have been changed so far.
@@ -49,11 +49,11 @@ def restore_after(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
 
 @contextlib.contextmanager
 def keep_attributes(module: torch.nn.Module) -> Iterator[PlainState]:
-    """Restores what calls within the block change in attributes, and in what those hold.
+    """Restores attributes, and containers in them, that calls within the block change.
 
-    A flag may say what was done to weights, which are restored, too. A lazy module that has become
-    another one has its sizes. Tensors that a call keeps, as `self.attention = weights`, may be
-    those of a recording, without values.
+    A flag may record a change of weights, which are restored, too. A lazy module that has been
+    initialised keeps its sizes. Tensors that a call stores, as in `self.attention = weights`, may
+    be tensors of a recording, without values.
     """
     state = plain_state(module)
     try:
@@ -95,13 +95,13 @@ def unwind() -> Iterator[None]:
 
 def _leave_dual_level() -> None:
     """Exits the forward-mode level if it is still active."""
-    with contextlib.suppress(RuntimeError):  # raised where the level is open
+    with contextlib.suppress(RuntimeError):  # raised if the level is open
         _private.enter_dual_level()
     _private.exit_dual_level()
 
 
 class _Keeper(TorchFunctionMode):
-    """Copies tensors before they are written to, each storage once.
+    """Copies tensors before they are written to, once per storage.
 
     Args:
         tensors: The tensors by name.
@@ -151,12 +151,12 @@ class _Keeper(TorchFunctionMode):
 
 
 def _place(x: torch.Tensor) -> int:
-    """Returns the address of the values; 0 if they have none."""
+    """Returns the address of a tensor's values; 0 without one."""
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
         return 0
     try:
         return x.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # inside of torch.func.vmap
+    except (RuntimeError, NotImplementedError):  # inside torch.func.vmap
         return 0
 
 

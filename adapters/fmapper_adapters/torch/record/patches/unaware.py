@@ -1,7 +1,8 @@
 """Hides from models that they are being recorded.
 
 Libraries ask torch whether a call is being recorded, and if so avoid operations that depend on
-values, such as dropping a mask that masks nothing. If that changes the numbers, the answer is no.
+values, such as dropping a mask that masks nothing. If that changes the results, the recording is
+hidden.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _QUESTIONS = ("is_compiling", "is_exporting", "is_dynamo_compiling")
 
 
 class _Never:
-    """A class without instances."""
+    """A class without instances, in place of that of fake tensors."""
 
 
 @contextlib.contextmanager
@@ -51,7 +52,7 @@ def _answer_only_torch(function: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def asks_torch(frame: types.FrameType) -> bool:
-    """Returns whether a frame is one of torch's own code."""
+    """Returns whether a frame runs torch's own code."""
     name = frame.f_code.co_filename
     return name.startswith((_TORCH, "<frozen importlib"))
 
@@ -59,6 +60,6 @@ def asks_torch(frame: types.FrameType) -> bool:
 class _Module(types.ModuleType):
     @property
     def FakeTensor(self) -> type:
-        """The class, or for others than torch one that no tensor is of."""
+        """The class of fake tensors for torch; a class without instances for other code."""
         cls: type = vars(self)["FakeTensor"] if asks_torch(sys._getframe(1)) else _Never
         return cls

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 _Tensor = torch.Tensor
-check: Any = torch._check  # untyped in torch, as is the next one
+check: Any = torch._check  # untyped in torch
 _not: Any = torch.sym_not
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function that was observed.
+    """An observed call of a function.
 
     Attributes:
         results: The shape of each result, or its value if it is an integer or bool; else None.
-        numbers: The values of tensors that are used as sizes.
+        numbers: The values of the tensors used as sizes.
         counts: The number of true elements of each mask in an index.
     """
 
@@ -48,7 +48,7 @@ def with_numbers(
     number: Callable[[torch.Tensor], Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replaces integer tensors by numbers where a function takes sizes."""
-    if func in MASKED:  # the bounds of slices alone: a tensor may be an index, or what is assigned
+    if func in MASKED:  # only bounds of slices: other tensors may be indices or values
         index = tuple(_numbers(x, number) if isinstance(x, slice) else x for x in _parts(args[1]))
         return (args[0], index, *args[2:]), kwargs
     if func in WITH_PLACES and len(args) > 1 and isinstance(args[1], _Tensor) and args[1].ndim:
@@ -104,7 +104,7 @@ def _get(call: Call, x: torch.Tensor, index: Any) -> torch.Tensor:
 
 
 def _put(call: Call, x: torch.Tensor, index: Any, value: Any) -> None:
-    # Where a single number is put, it does not matter to how many places.
+    # For a single value, the number of true elements does not matter.
     several = isinstance(value, _Tensor) and value.ndim > 0
     x[_unmask(index, call.counts) if call.counts and several else index] = value
 
@@ -163,8 +163,8 @@ def _bincount(
     return sums.index_add(0, input, weights.to(dtype))
 
 
-# The functions whose results have as many elements as some condition has true ones. Those that
-# are not here do not hinder a recording, but they hinder jax.jit.
+# Functions whose results have an element for each true element of a condition. Functions that are
+# missing here can be recorded, but the program cannot be compiled by jax.jit.
 MASKED: dict[Callable[..., Any], Callable[..., Any]] = {
     _Tensor.__getitem__: _get,
     _Tensor.__setitem__: _put,
@@ -189,7 +189,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a == b).all() if a.shape == b.shape else torch.tensor(False)
 
 
-# The functions that make a bool of tensors, as tensors.
+# Functions that convert tensors to a bool -> the condition as a tensor.
 QUESTIONS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
     _Tensor.__bool__: lambda x: x != 0,
     _Tensor.is_nonzero: lambda x: x != 0,
@@ -210,8 +210,7 @@ def is_written(func: Any, args: tuple[Any, ...]) -> bool:
     return not (args[0].is_floating_point() or args[0].is_complex())
 
 
-# The functions that take sizes, for which a tensor may stand, behind their first
-# argument.
+# Functions with sizes after their first argument, which may be tensors.
 WITH_SIZES: set[Callable[..., Any]] = {
     torch.nn.functional.pad,
     torch.nn.functional.interpolate,
@@ -231,5 +230,5 @@ WITH_SIZES: set[Callable[..., Any]] = {
     _Tensor.new_empty,
     _Tensor.new_full,
 }
-# Those that take a tensor of places, or a number of parts.
+# Functions that take a tensor of positions, or a number of parts.
 WITH_PLACES: set[Callable[..., Any]] = {torch.tensor_split, _Tensor.tensor_split}

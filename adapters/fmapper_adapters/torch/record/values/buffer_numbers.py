@@ -1,4 +1,4 @@
-"""Asserts the numbers that a program reads from buffers alone and that decide sizes.
+"""Asserts the numbers that a program reads only from buffers and uses as sizes.
 
     self.padding = nn.Buffer(torch.tensor(kernel_size - stride))
     ...
@@ -25,7 +25,7 @@ _UNKNOWN: Any = object()
 
 
 def assert_numbers(exported: torch.export.ExportedProgram) -> None:
-    """Adds an assertion behind each such read."""
+    """Adds an assertion after each such read."""
     graph = exported.graph
     reads = [node for node in graph.nodes if node.target in _READS and _symbols(node.meta["val"])]
     if not reads:
@@ -70,7 +70,7 @@ def _values_of_buffers(exported: torch.export.ExportedProgram) -> dict[Node, Any
 
 
 def _find_writes(graph: torch.fx.Graph) -> set[Node]:
-    """Returns the nodes to which an operation may write, whichever view it is given."""
+    """Returns the nodes to which an operation may write, through any view."""
     todo: list[Node] = []
     for node in graph.nodes:
         schema = _private.schema_of(node.target)
@@ -86,7 +86,7 @@ def _find_writes(graph: torch.fx.Graph) -> set[Node]:
 
 
 def _value(node: Node, values: dict[Node, Any]) -> Any:
-    """Computes the value of a node from those of buffers, if it depends on nothing else."""
+    """Computes the value of a node from the values of buffers, if it depends on nothing else."""
     todo = [node]
     while todo:
         at = todo[-1]
@@ -111,7 +111,7 @@ def _compute(node: Any, values: dict[Node, Any]) -> Any:
 
 
 def _is_pure(node: Node) -> bool:
-    """Returns whether a node is a call that depends on its operands alone."""
+    """Returns whether a node is a call whose result depends only on its operands."""
     if node.op != "call_function" or any(
         source.op == "get_attr" for source in node.all_input_nodes
     ):

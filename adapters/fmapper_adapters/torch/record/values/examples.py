@@ -1,7 +1,7 @@
 """Records a module for the values of its examples, if its behaviour depends on values.
 
 The module runs once to find the values that it reads from tensors, and the sizes that depend on
-values. While it is recorded it gets the same values, and the program asserts each of them: inputs
+values. During the recording it gets the same values, and the program asserts each of them: inputs
 with other values raise an error.
 """
 
@@ -52,7 +52,7 @@ def record_values(
 
     @functools.wraps(forward)
     def inform(*args: Any, **kwargs: Any) -> Any:
-        # Inside of what torch.export does with calls, which takes some of them apart.
+        # Inside torch.export's handling of calls, which decomposes some of them.
         kept = contextlib.nullcontext() if aware else unaware.tell_nothing()
         with kept, _Informer({place: calls.copy() for place, calls in seen.items()}):
             return forward(*args, **kwargs)
@@ -97,14 +97,14 @@ class _Observer(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # Before the call, which may assign to the mask.
+        # Counted before the call, which may assign to the mask.
         counts = asserts.counts_of(args[1]) if func in asserts.MASKED else []
         numbers: list[int] = []
         asserts.with_numbers(func, args, kwargs, lambda x: numbers.append(int(x)))
         result = func(*args, **kwargs)
         facts = [int(args[0])] if asserts.is_written(func, args) else _facts(result)
         self.seen[_place(func)].append(asserts.Call(facts, numbers, counts))
-        if func is _Tensor.tolist:  # while it is recorded, torch calls item for each
+        if func is _Tensor.tolist:  # in a recording, torch calls item for each element
             for fact in facts:
                 self.seen[_place(_Tensor.item)].append(asserts.Call([fact], [], []))
         return result
@@ -124,7 +124,7 @@ class _Informer(TorchFunctionMode):
         if call is None:
             return func(*args, **kwargs)
         if func in asserts.QUESTIONS:
-            # As an integer: torch 2.11 records a bool in a way that it cannot read again.
+            # As an integer: torch 2.11 cannot read its own recording of a bool.
             answer = asserts.QUESTIONS[func](*args, **kwargs).to(torch.int64).item()
             return bool(asserts.agree(answer, int(call.results[0])))
         if func in asserts.INTEGERS and not args[0].is_floating_point():
@@ -163,16 +163,16 @@ def _facts(result: Any) -> list[Any]:
 
 
 def _tell(result: Any, fact: Any) -> Any:
-    """Tells torch a value, and asserts it."""
+    """Makes a value known to torch, and asserts it."""
     if isinstance(result, _Tensor):
         if not free_unbacked_symbols(result) or len(fact or ()) != result.ndim:
             return result
         for size, value in zip(result.shape, fact, strict=True):
             if free_unbacked_symbols(size):
                 asserts.check(size == value)
-        # A size of 1 stays a symbol in spite of that.
+        # A size of 1 stays a symbol nevertheless.
         return result.reshape(fact) if free_unbacked_symbols(result) else result
     is_read = isinstance(result, torch.SymInt | torch.SymBool) and free_unbacked_symbols(result)
     if is_read and fact is not None:
         return asserts.agree(result, fact)
-    return result  # floats that are computed in another framework are not the same to the last bit
+    return result  # floats may differ in the last bit in other frameworks

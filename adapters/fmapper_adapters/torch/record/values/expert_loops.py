@@ -1,15 +1,15 @@
-"""Records loops over the experts that are hit as loops over all experts, so that inputs may differ.
+"""Records loops over selected experts as loops over all experts, so that inputs may differ.
 
     hit = torch.greater(mask.sum((-1, -2)), 0).nonzero()
     for expert in hit:
         choice, token = torch.where(mask[expert[0]])
         out.index_add_(0, token, experts(x[token], expert) * weights[token, choice, None])
 
-The body runs for each expert; `torch.where` finds no row for an expert that is not hit. The result
-is the same program only if the body does nothing but add such rows. This is proved for each loop,
-or the recording is abandoned: the code must not carry a name from one iteration to another, and
-the computation must not carry a tensor, nor write anything but such rows to outer tensors. A block
-under a condition that asks whether there is such a row (`row_questions`) counts as one iteration.
+The body runs for each expert; `torch.where` finds no row for an expert that is not hit. The program
+is equivalent only if the body does nothing but add such rows. This is proved for each loop, or the
+recording is abandoned: the code must not carry a name from one iteration to another, and the
+computation must not carry a tensor, nor write anything but such rows to outer tensors. A block
+under a condition that such a row exists (`row_questions`) counts as one iteration.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _ADDS: set[Any] = {_Tensor.index_add_, _Tensor.index_put_, _Tensor.__setitem__}
 
 
 class MissingExpert(Exception):
-    """Raised where an iteration uses an expert that does not exist.
+    """Raised if an iteration uses an expert that does not exist.
 
-    Masks often have a row for dropped tokens.
+    Masks often have an additional row for dropped tokens.
     """
 
 
@@ -145,7 +145,7 @@ class _Loops(TorchFunctionMode):
         return result
 
     def _answer(self, func: Any, args: tuple[Any, ...]) -> Any:
-        """Answers that there is a row, where the answer does not matter; begins an iteration."""
+        """Answers that a row exists, if the answer does not matter; begins an iteration."""
         if self.iteration is not None and self.iteration.lines is None:
             return None
         frame = _caller()
@@ -183,7 +183,7 @@ class _Loops(TorchFunctionMode):
         self.iteration = None
 
     def refuse_own(self, tree: Any) -> None:
-        """Raises where a tensor of one iteration is used in another."""
+        """Raises if a tensor of one iteration is used in another."""
         if self.past and any(_memory(x) in self.past for x in _tensors(tree)):
             raise NotProved("a tensor of one iteration is used outside of it")
 
@@ -213,25 +213,25 @@ class _Iterations:
 
 
 class _Some(int):
-    """A nonzero count, which says only that there are rows."""
+    """A nonzero count, which only means that there are rows."""
 
     def item(self) -> int:
         return int(self)
 
 
 class _Iteration:
-    """The iteration for one expert, or a block under a condition that asks for rows.
+    """The iteration for one expert, or a block under a condition that rows exist.
 
     Attributes:
         is_hit: Whether the expert is hit; None for a block under a condition.
-        asked: The lines that continue with the next expert where there is no row.
+        asked: The lines that continue with the next expert if there is no row.
         place: The code and the line of the loop, and the number of the expert.
         lines: The lines under the condition.
         masks: Masks with a true element for each row.
         made: The memory of tensors that were computed in it.
         others: The memory of its other operands.
         rows: The sizes of the indices that it uses.
-        left_out: The sizes for which it ends early.
+        left_out: The sizes of rows for which it ends early.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class _Iteration:
         """Returns whether the block under a condition is finished.
 
         Args:
-            asking: The frame asks again, which it may do inside the block.
+            asking: Whether the frame evaluates the condition again, which may be inside the block.
         """
         if self.lines is None:
             return False

@@ -19,11 +19,11 @@ _CHANGES |= {"update", "setdefault", "discard", "clear", "send", "register_buffe
 
 
 class NotProved(Exception):
-    """Raised for a loop that may do more than add rows; the message says what."""
+    """Raised for a loop that may do more than add rows, with the reason."""
 
 
 def prove(frame: types.FrameType) -> set[int]:
-    """Proves that the iterations are independent; returns the lines that end one early.
+    """Proves that the iterations are independent; returns the lines that end an iteration early.
 
     Raises:
         NotProved: They may depend on each other.
@@ -72,7 +72,7 @@ def names(parts: Iterable[ast.AST], context: type) -> list[str]:
 
 
 class Body:
-    """Checks that statements do nothing but set their own names and add rows."""
+    """Checks that statements only set local names and add rows."""
 
     def __init__(self, frame: types.FrameType, stored: set[str]) -> None:
         self.frame = frame
@@ -82,7 +82,7 @@ class Body:
         self.others: set[str] = set()  # all other names
 
     def block(self, body: list[ast.stmt], defined: set[str]) -> set[str] | None:
-        """Returns the names that are set after a block; None where it ends the iteration."""
+        """Returns the names that are set after a block; None if it ends the iteration."""
         for statement in body:
             after = self.statement(statement, defined)
             if after is None:
@@ -91,10 +91,10 @@ class Body:
         return defined
 
     def statement(self, statement: ast.stmt, defined: set[str]) -> set[str] | None:
-        """Returns the names that are set after a statement; None where it ends the iteration."""
+        """Returns the names that are set after a statement; None if it ends the iteration."""
         if isinstance(statement, ast.Pass):
             return defined
-        if isinstance(statement, ast.Continue):  # its condition is known for this expert
+        if isinstance(statement, ast.Continue):  # only under a condition on rows
             return None
         if isinstance(statement, ast.Assign):
             self.expression(statement.value, defined)
@@ -191,7 +191,7 @@ class Body:
         raise NotProved(f"line {func.lineno} calls {ast.unparse(func)}")
 
     def is_one_of_several(self, node: ast.expr) -> bool:
-        """Returns whether it is an item of a ModuleList or ModuleDict of stateless modules."""
+        """Returns whether a node is an item of a ModuleList or ModuleDict of stateless modules."""
         owner = self.value(node.value) if isinstance(node, ast.Subscript) else None
         if not isinstance(owner, torch.nn.ModuleList | torch.nn.ModuleDict):
             return False
@@ -217,13 +217,13 @@ def _is_torch(value: Any) -> bool:
 
 
 def _is_called_alike(value: Any) -> bool:
-    """Returns whether calls of a module or function are independent of earlier calls."""
+    """Returns whether calls of a module or function do not depend on earlier calls."""
     called = value.forward if isinstance(value, torch.nn.Module) else value
     return _is_torch(called) or _keeps_nothing(called)
 
 
 def _keeps_nothing(value: Any) -> bool:
-    """Returns whether the code of a third-party function shows that it keeps no state."""
+    """Returns whether the code of a third-party function provably keeps no state."""
     function = getattr(value, "__func__", value)
     return isinstance(function, types.FunctionType) and _is_without_state(function)
 
@@ -247,7 +247,7 @@ def _is_without_state(function: types.FunctionType) -> bool:
 
 
 def _ends_without_rows(statement: ast.If) -> bool:
-    """Returns whether it is `if rows.numel() == 0: continue`."""
+    """Returns whether a statement is `if rows.numel() == 0: continue`."""
     test = statement.test
     return (
         len(statement.body) == 1

@@ -1,7 +1,7 @@
-"""Writes copies of the rows that a mask picks as choices between two arrays.
+"""Rewrites copies of rows selected by a mask as selections between two arrays.
 
-`x[mask] = y[mask]` computes with rows whose number depends on values, which fixes sizes and needs
-padding. `torch.where(mask, y, x)` has the same values and gradients.
+`x[mask] = y[mask]` has rows whose number depends on values, which requires fixed sizes and padding.
+`torch.where(mask, y, x)` has the same values and gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHECKS = (_aten.sym_size.int, _aten._assert_scalar.default, _aten.sym_constrain
 
 
 def choose_by_masks(exported: torch.export.ExportedProgram) -> None:
-    """Replaces copies of rows by a mask between arrays of one shape."""
+    """Replaces copies of masked rows between arrays of one shape."""
     graph = exported.graph
     copies: list[Any] = [node for node in graph.nodes if node.target in _PUTS and _is_copy(node)]
     for put in copies:
@@ -32,7 +32,7 @@ def choose_by_masks(exported: torch.export.ExportedProgram) -> None:
 
 
 def _is_copy(put: Node) -> bool:
-    """Returns whether a call puts the rows that the same mask picks of an array like its own."""
+    """Returns whether a call writes rows selected by the same mask from an array of its shape."""
     given: Any = put.args
     x, indices, picked = given[:3]
     if any(given[3:]) or put.kwargs or not isinstance(picked, Node):
@@ -57,7 +57,7 @@ def _between(first: Node, last: Node) -> Iterator[Node]:
 
 
 def _changes(node: Node) -> bool:
-    """Returns whether a call may write to an array."""
+    """Returns whether a node may write to an array."""
     schema = _private.schema_of(node.target)
     return not _is_arithmetic(node) if schema is None else bool(schema.is_mutable)
 
@@ -76,7 +76,7 @@ def _choose(graph: Any, put: Any, y: Node) -> None:
 
 
 def _call(graph: Any, put: Any, target: Any, *args: Any) -> Any:
-    """Adds a call at the place of another one."""
+    """Adds a call in the place of another one."""
     node = graph.call_function(target, args)
     node.meta = {key: value for key, value in put.meta.items() if key != "custom"}
     values = torch.fx.node.map_arg(args, _value)
@@ -86,7 +86,7 @@ def _call(graph: Any, put: Any, target: Any, *args: Any) -> Any:
 
 
 def _erase(graph: Any, picked: Node) -> None:
-    """Erases rows that nothing computes with, and the checks of their number."""
+    """Erases unused rows, and the checks of their number."""
     nodes = [picked]
     for node in nodes:
         nodes += [user for user in node.users if user not in nodes]

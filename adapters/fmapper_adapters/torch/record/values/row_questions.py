@@ -1,4 +1,4 @@
-"""Recognises conditions that ask whether there is a row: `if rows.numel() > 0`, `if mask.any()`.
+"""Recognises conditions that test for rows: `if rows.numel() > 0`, `if mask.any()`.
 
     chosen = (index == expert).any(-1)
     if not chosen.any():
@@ -30,7 +30,7 @@ _COMPARED = {
 
 @dataclass(frozen=True)
 class Question:
-    """A condition that asks whether there is a row.
+    """A condition that tests whether there is a row.
 
     Attributes:
         name: The local variable in the condition.
@@ -44,7 +44,7 @@ class Question:
 
 
 def question_at(frame: types.FrameType) -> Question | None:
-    """Returns the question at the current line of a frame, if it can be left out."""
+    """Returns the condition at the current line of a frame, if it can be left out."""
     tree = _tree(frame.f_code)
     if tree is None:
         return None
@@ -68,7 +68,7 @@ def question_at(frame: types.FrameType) -> Question | None:
 
 @functools.cache
 def has_questions(source: str) -> bool:
-    """Returns whether source code may contain such questions."""
+    """Returns whether source code may contain such conditions."""
     try:
         tree = ast.parse(textwrap.dedent(source))
     except SyntaxError:

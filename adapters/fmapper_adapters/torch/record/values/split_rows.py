@@ -1,13 +1,12 @@
-"""Records experts that take rows by counts without sizes that depend on values.
+"""Records experts that split rows by counts, without sizes that depend on values.
 
     counts = chosen.sum(0).tolist()
     parts = rows.split(counts, dim=0)
     out = torch.cat([F.linear(part, weight) for part, weight in zip(parts, weights)], dim=0)
 
-Each part stands for all rows here: functions that take each row by itself are applied to all of
-them, as is what makes several rows of each, and what puts the parts together again takes each row
-from its own part. Nothing else may be done with the parts or the counts, or the recording is
-abandoned.
+Here each part stands for all rows: functions that treat rows independently are applied to all of
+    them, as are reshapes that split a row into several, and concatenation takes each row from its
+    own part. If anything else is done with parts or counts, the recording is abandoned.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _Tensor = torch.Tensor
 _Views = dict[Any, tuple[_Tensor, _Tensor]]
 _SPLITS: set[Any] = {_Tensor.split, torch.split, _Tensor.split_with_sizes, torch.split_with_sizes}
 _CATS: set[Any] = {torch.cat, torch.concat, torch.concatenate}
-# What takes each row by itself, wherever its first argument alone has rows.
+# Functions that treat rows independently if only their first argument has rows.
 _BY_ROW: set[Any] = {
     F.linear,
     F.relu,
@@ -44,12 +43,12 @@ _BY_ROW: set[Any] = {
 
 
 class _Count:
-    """A number of rows, in the place of an integer; it has no value to decide or compute by.
+    """A number of rows in place of an integer, without a value for branches or arithmetic.
 
     Attributes:
-        counts: The tensor of all.
-        at: Its place among them.
-        times: How many rows there are for each that is counted.
+        counts: The tensor of all counts.
+        at: Its index in that tensor.
+        times: The number of rows per counted row.
     """
 
     __hash__ = object.__hash__
@@ -71,9 +70,9 @@ class _Part:
     """The rows of one count.
 
     Attributes:
-        rows: Those of all.
-        count: How many of them are meant.
-        views: Rows, and the same in other shapes, which the parts of one split share.
+        rows: The rows of all parts.
+        count: The number of rows in this part.
+        views: Rows and their reshaped versions, shared by the parts of one split.
     """
 
     def __init__(self, rows: _Tensor, count: _Count, views: _Views) -> None:
@@ -94,7 +93,7 @@ class _Part:
         if sizes[:1] != (-1,) or sizes[1:] != row_shape[cut:]:
             _refuse("reshape")
         key = id(self.rows), sizes
-        if key not in self.views:  # with the rows, or their id would be that of others
+        if key not in self.views:  # keeps the rows alive, so that their id is not reused
             self.views[key] = self.rows, self.rows.reshape(sizes)
         count = self.count
         times = count.times * math.prod(row_shape[:cut])
@@ -138,10 +137,10 @@ def _source(cls: type) -> str:
 
 
 def keep_rows_together(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a forward function whose parts of rows are all rows.
+    """Makes a forward function in which each part of rows stands for all rows.
 
     Raises:
-        NotProved: During a call: it does something else with parts or counts, or has none.
+        NotProved: During a call: parts or counts are used in another way, or there are none.
     """
 
     @functools.wraps(forward)
@@ -163,7 +162,7 @@ class _Splits(TorchFunctionMode):
 
     Attributes:
         met: Whether rows were split.
-        elements: Those of tensors of integers, and what count each is.
+        elements: Id -> an element of a tensor of integers, and its count.
     """
 
     def __init__(self) -> None:
@@ -175,7 +174,7 @@ class _Splits(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is _Tensor.unbind and _may_count(args[0]):  # as torch records tolist
+        if func is _Tensor.unbind and _may_count(args[0]):  # torch records tolist as unbind
             elements = func(*args, **kwargs)
             for at, element in enumerate(elements):
                 self.elements[id(element)] = element, _Count(args[0], at)
@@ -214,7 +213,7 @@ def _counts_of(
 
 
 def _put_together(tensors: Any, dim: int = 0) -> Any:
-    """Returns the rows of all parts, each from its own."""
+    """Returns the rows of all parts, each row from its own part."""
     if dim != 0 or not all(isinstance(x, _Part) for x in tensors):
         raise NotProved("parts of rows are joined with something else")
     if not _are_all([part.count for part in tensors]):

@@ -1,1 +1,1 @@
-"""Sizes that vary: how users name them, and what does not restrict them."""
+"""Sizes that vary: their names, and questions that need not restrict them."""

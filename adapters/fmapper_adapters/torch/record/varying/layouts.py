@@ -1,8 +1,9 @@
-"""Answers torch's questions about how tensors lie in memory without restricting sizes.
+"""Answers torch's questions about memory layouts without restricting sizes.
 
-torch asks whether tensors are contiguous, and how the dimensions of a view come from those of its
-base, and holds each answer for a condition of the sizes. Results depend on them only where a tensor
-is changed in place that `reshape` made: whether that changes its base, too. Then they are guards.
+torch asks whether tensors are contiguous, and how the dimensions of a view derive from those of its
+base, and treats each answer as a condition on sizes. Results depend on the answers only if the
+result of a `reshape` is changed in place, which may or may not change its base, too. Then they are
+guards.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ _FUNCTIONS = frozenset(
     for module, names in FUNCTIONS.items()
     for name in names
 )
-# Where C++ asks whether a tensor is contiguous, and for the strides of a view.
+# C++ files that ask whether a tensor is contiguous, and for the strides of a view.
 _IN_CPP = ("/c10/core/Contiguity.h", "/aten/src/ATen/TensorUtils.cpp")
-_GUARDS = ("<string>", "_")  # where torch, decomposing, asks again what it has guarded
+_GUARDS = ("<string>", "_")  # where decompositions repeat guards
 _ASKING = (
     _GUARDS[0],
     *(os.path.join(_TORCH, module, "__init__.py") for module in ("", *FUNCTIONS)),
@@ -86,7 +87,7 @@ def leave_out_layouts() -> Iterator[None]:
 
     def reshape(a: Any, shape: Any, allow_copy: bool) -> Any:
         nonlocal arranging
-        # Elsewhere the steps are recorded, as of a decomposition.
+        # Elsewhere, as in decompositions, the steps are recorded.
         if threading.get_ident() != thread or sys._getframe(2).f_code.co_name != "_view_meta":
             return arrange(a, shape, allow_copy)
         arranging += 1
@@ -122,7 +123,7 @@ def _restricts_nothing(frame: FrameType | None) -> bool:
 
 
 def guard_writes(exported: torch.export.ExportedProgram) -> None:
-    """Guards the layouts that decide what is changed in place.
+    """Guards the layouts that determine which tensors are changed in place.
 
     Args:
         exported: The program before functionalisation.
@@ -140,7 +141,7 @@ def guard_writes(exported: torch.export.ExportedProgram) -> None:
                 if later > at and _changes_one(node, written, nodes[later + 1 :]):
                     line = graph.place(nodes[later])[1]
                     for symbol in symbols:
-                        guards.ask(env, sympy.Ge(symbol, 2), True, line)  # as torch takes it to be
+                        guards.ask(env, sympy.Ge(symbol, 2), True, line)  # as torch assumes
                     for condition, answer in answers.items():
                         guards.ask(env, condition, answer, line)
 
@@ -178,12 +179,12 @@ def _targets(node: Node) -> list[Node]:
 
 
 def _changes_one(node: Node, written: Sequence[Node], later: Sequence[Node]) -> bool:
-    """Returns whether a view or copy is changed, or its base, and the other is used later."""
+    """Returns whether a view or copy, or its base, is changed, and the other is used later."""
     base = list(overlaps.bases_of(node.args[0]))
     first = base[-1]
 
     def side(value: Node) -> bool | None:
-        """Returns whether a value is of the result, or of its base; None for others."""
+        """Returns whether a value belongs to the result (True) or its base; None for others."""
         if (chain := list(overlaps.bases_of(value)))[-1] is not first:
             return None
         return node in chain

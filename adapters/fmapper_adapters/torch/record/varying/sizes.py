@@ -16,12 +16,12 @@ from fmapper_adapters.torch._private import pytree
 
 ShapesCollection: Any = torch.export.ShapesCollection  # untyped in torch
 _FIXED = ("_", "", "...")
-_MOST = 60  # operations; those of Swin have hundreds, and torch takes minutes to compare them
+_MOST = 60  # operations in a size; Swin has hundreds, which torch takes minutes to compare
 _limited: ContextVar[bool] = ContextVar("limited", default=False)
 
 
 class TooManyOperations(ConversionError):
-    """A size is computed from the sizes of inputs by more operations than anybody can read."""
+    """Raised for a size that is computed from input sizes by too many operations."""
 
 
 @contextlib.contextmanager
@@ -35,12 +35,12 @@ def limit() -> Iterator[None]:
 
 
 def check(result: Any) -> None:
-    """Checks the sizes of a tensor while they are limited.
+    """Checks the sizes of a tensor within a `limit` block.
 
     Raises:
-        TooManyOperations: One of them has too many.
+        TooManyOperations: A size has too many operations.
     """
-    if torch.compiler.is_dynamo_compiling():  # of the branches of torch.cond
+    if torch.compiler.is_dynamo_compiling():  # in branches of torch.cond
         return
     if not _limited.get() or not isinstance(result, torch.Tensor):
         return
@@ -58,9 +58,9 @@ def as_torch_takes_them(dynamic_shapes: Any, inputs: Any, *, only_first: bool = 
     """Translates `dynamic_shapes` such as `auto` and `["batch, _"]` to torch's dimensions.
 
     Args:
-        dynamic_shapes: What the user wrote.
+        dynamic_shapes: The sizes that may vary, as the user wrote them.
         inputs: The examples.
-        only_first: `auto` means the first size of each tensor, and no other.
+        only_first: Whether `auto` means only the first size of each tensor.
 
     Raises:
         ConversionError: A word is neither `auto` nor names of sizes.
@@ -73,7 +73,7 @@ def as_torch_takes_them(dynamic_shapes: Any, inputs: Any, *, only_first: bool = 
     if not words:
         return dynamic_shapes
     uses = Counter(name for word in words for name in _names(word) if name not in _FIXED)
-    # A name that stands twice is one size; torch says so only of dimensions that have a name.
+    # Equal names mean equal sizes, which torch can express only for named dimensions.
     sizes = {
         name: torch.export.Dim(name) if count > 1 else torch.export.Dim.AUTO
         for name, count in uses.items()
