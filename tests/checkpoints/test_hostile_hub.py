@@ -49,7 +49,7 @@ def change(folder, **settings):
         ("hidden_size", -(10**9), "hidden_size is"),
         ("hidden_size", 1e30, "hidden_size is"),
         ("hidden_size", "wide", "transformers cannot create a model from it"),
-        ("num_hidden_layers", -3, "num_hidden_layers is -3, less than none"),
+        ("num_hidden_layers", -3, "num_hidden_layers is -3, which is negative"),
         ("num_labels", 2_000_000, "num_labels is 2,000,000"),
         ("rope_theta", 1e308, "rope_theta is 1e.308, which float32 cannot hold"),
         ("odd", {"a": [[0] * 90_000, [0] * 90_000, [0] * 90_000]}, "more than 200,000 items"),

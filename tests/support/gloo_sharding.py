@@ -464,7 +464,7 @@ def check_what_fsdp_cannot_be_is_refused_by_name() -> None:
         ("rows", "write an axis of the mesh"),
         ({"*": "data"}, r"'\*': \.\.\.} would gather all parameters together"),
         (("model", "data"), r"or two in its order, the one with copies"),
-        ("data", "do not say which of their parameters are gathered together"),
+        ("data", "do not declare which of their parameters are gathered together"),
         ({nn.Sequential: "data", nn.ModuleList: "data"}, "ModuleList, which matches no module"),
     ):
         with pytest.raises(fmapper.PlacementError, match=match):

@@ -101,7 +101,7 @@ HIDDEN = torch.tensor([[True] * 3, [False] * 3])
 def test_what_sees_nothing_is_told_of(make):
     module = make().eval()
     x = torch.arange(48.0).reshape(2, 3, 8) / 48
-    with pytest.warns(fmapper.ConversionWarning, match="hides every place") as told:
+    with pytest.warns(fmapper.ConversionWarning, match="hides all positions") as told:
         model = fmapper.convert(module, "jax", (x,), {"src_key_padding_mask": HIDDEN})
     assert len(told) == 1
     kwargs = {"src_key_padding_mask": HIDDEN}
@@ -109,7 +109,7 @@ def test_what_sees_nothing_is_told_of(make):
     with torch.no_grad():
         assert module(x, **kwargs).isnan().any()
         assert not fmapper.verify(module, model, x, example_kwargs=kwargs)
-        with pytest.warns(fmapper.ConversionWarning, match="hides every place"):  # noqa: SIM117
+        with pytest.warns(fmapper.ConversionWarning, match="hides all positions"):  # noqa: SIM117
             with pytest.raises(fmapper.ConversionError, match="NaN at other places"):
                 fmapper.convert(module, "jax", (x,), kwargs)
     seen = {"src_key_padding_mask": torch.tensor([[False, True, True], [False] * 3])}

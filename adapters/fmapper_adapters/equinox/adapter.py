@@ -70,8 +70,8 @@ class EquinoxAdapter(JaxModels):
             evaluation, others = prepare_program(evaluation)
             if slices != others:
                 raise ConversionError(
-                    f"{program.name}: its arrays are divided otherwise in evaluation than in "
-                    "training, so that one file cannot have both. Use train=False (--eval)"
+                    f"{program.name}: its arrays are split differently in evaluation and "
+                    "training, so one file cannot hold both. Use train=False (--eval)"
                 )
         dialect = EquinoxDialect(slices, keys=keys)
         return write(program, dialect, scan=scan, evaluation=evaluation)

@@ -149,7 +149,7 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
             raise ConversionError("a Linen module does not store rngs: pass them to apply")
         if options.get("linen") and options.get("structure"):
             raise ConversionError(
-                "structure=True writes modules of NNX, none of Linen: convert to 'nnx', or omit it"
+                "structure=True writes modules of NNX, not Linen: convert to 'nnx', or omit it"
             )
         if options.get("scan") and not options.get("structure"):
             raise ConversionError(
@@ -192,8 +192,8 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
             evaluation, *others = prepare(evaluation)
             if parts != others:
                 raise ConversionError(
-                    f"{program.name}: its arrays are divided otherwise in evaluation than in "
-                    "training, so that one file cannot have both. Use train=False (--eval)"
+                    f"{program.name}: its arrays are split differently in evaluation and "
+                    "training, so one file cannot hold both. Use train=False (--eval)"
                 )
         return write(program, FlaxDialect(*parts), scan=scan, evaluation=evaluation)
 

@@ -207,7 +207,7 @@ def _row(row: Any) -> _Row:
             raise Misfit("is of an unknown kind")
         is_known = kind in (*_ARRAYS, _SCALAR, _STRING)
         if is_known and not is_stored:
-            raise Misfit("is not stored in this folder, only named")
+            raise Misfit("is only named, not stored in this folder")
         if is_stored and not is_known:
             raise Misfit(f"is of kind {kind[:60]!a}, which is not read")
     return _Row(name, kind, is_stored)
@@ -234,7 +234,9 @@ def _check_texts(names: Sequence[str]) -> None:
     """Raises for names of strings that are no JSON pointers, or that point into another string."""
     for name in names:
         if re.search("~(?![01])", name):
-            raise CheckpointError(f"{name}: orbax has no string of this name, with a ~. Rename it.")
+            raise CheckpointError(
+                f"{name}: orbax does not allow this ~ in the name of a string. Rename it."
+            )
         keys = name.split("/")
         for count in range(1, len(keys)):
             if (other := "/".join(keys[:count])) in names:

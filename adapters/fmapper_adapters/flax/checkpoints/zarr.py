@@ -115,8 +115,7 @@ class Stores:
         nbytes = math.prod(layout.shape) * layout.dtype.itemsize if self._is_whole else 0
         if max(chunk, nbytes) > self._most:
             raise Misfit(
-                f"has chunks of {chunk:,} bytes and {nbytes:,} in all, "
-                "which its files are too short for"
+                f"has chunks of {chunk:,} bytes and {nbytes:,} in all, more than its files can hold"
             )
 
     def read_into(self, out: np.ndarray[Any, Any], name: str, layout: Layout, box: Any) -> None:

@@ -48,7 +48,7 @@ def to_host(key: Any) -> np.ndarray[Any, Any]:
         TypeError: The key is traced, and has no values yet.
     """
     if isinstance(key, jax.core.Tracer):
-        raise TypeError("a key that jax traces cannot be given to another backend")
+        raise TypeError("a key traced by jax cannot be passed to another backend")
     return np.asarray(key)
 
 

@@ -411,7 +411,7 @@ def _check_cover(
     ]
     files.cells += math.prod(map(len, edges))
     if files.cells > _MOST_CELLS:
-        raise Misfit("its pieces are not arranged in rows and columns")
+        raise Misfit("its pieces do not form a grid")
     taken = np.zeros([len(bounds) for bounds in edges], bool)
     for offsets, sizes in boxes:
         place = tuple(slice(e[o], e[o + n]) for e, o, n in zip(edges, offsets, sizes, strict=True))

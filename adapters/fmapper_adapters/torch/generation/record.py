@@ -181,7 +181,7 @@ def _of_any_columns(
             most = fewer
             continue
         if made.has_unknown_sizes():
-            raise ConversionError("sizes that depend on values are known for fixed columns alone")
+            raise ConversionError("sizes that depend on values need a fixed number of columns")
         return made, most
 
 

@@ -336,9 +336,9 @@ def placements(
         if isinstance(axes, PackedAxes):
             if len(set(axes.sizes)) > 1:
                 raise PlacementError(
-                    f"{where}: arrays of sizes {', '.join(map(str, axes.sizes))} lie side by side "
-                    f"in dimension {dim}; a DTensor can divide each by itself only where they are "
-                    "equal"
+                    f"{where}: dimension {dim} packs arrays of sizes "
+                    f"{', '.join(map(str, axes.sizes))}; a DTensor can shard them separately only "
+                    "if the sizes are equal"
                 )
             kind = _private.strided_shard(dim, len(axes.sizes))
         for at in order:

@@ -77,8 +77,8 @@ def _matches(key: Any, modules: Sequence[Node], roots: Sequence[Node]) -> list[N
         matches = [node for node in modules if type(node[2]).__name__ in class_names]
         if not matches:
             raise PlacementError(
-                "these modules do not say which of their parameters are gathered together, as "
-                "those of transformers do. Name the modules by class or path: "
+                "these modules do not declare which of their parameters are gathered together, "
+                "unlike those of transformers. Name the modules by class or path: "
                 'fsdp={Block: "data"}, or fsdp={"layers.*": "data"}.'
             )
         return matches

@@ -96,7 +96,7 @@ def check_sizes(config: Path, configuration: Any, weights: Weights) -> None:
         elif isinstance(value, float) and math.isfinite(value) and abs(value) > _MOST_FLOAT:
             raise CheckpointError(f"{config}: {name[:60]} is {value}, which float32 cannot hold")
         elif type(value) is int and value < 0 and _COUNT.search(name):
-            raise CheckpointError(f"{config}: {name[:60]} is {value}, less than none")
+            raise CheckpointError(f"{config}: {name[:60]} is {value}, which is negative")
         elif isinstance(value, int | float) and not isinstance(value, bool) and _SIZE.search(name):
             most = _MOST_OF_NAME.get(name) or (
                 _MOST_LENGTH if _LENGTH.search(name) else max(_MOST_SIZE, nbytes)
@@ -187,8 +187,8 @@ class Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._count += leaf.numel() * leaf.element_size()
         if self._count > self._most:
             raise CheckpointError(
-                f"{self._config}: computes tensors of {self._count:,} bytes as the model is made, "
-                f"more than the weights next to it are worth. {WAY_OUT}"
+                f"{self._config}: computes tensors of {self._count:,} bytes as the model is "
+                f"created, too many for the weights next to it. {WAY_OUT}"
             )
 
 

@@ -187,9 +187,9 @@ def _padding_message(module: torch.nn.Module, path: str) -> str:
 def _blind_message(module: torch.nn.Module, path: str) -> str:
     name = f"{type(module).__name__}.{path}" if path else type(module).__name__
     return (
-        f"{name}: a mask hides every place from some of the others, for which torch's attention "
-        "gives NaN without gradients, and numbers with them. The program does the latter. Leave "
-        "each of them a place to see."
+        f"{name}: a mask hides all positions from some position, where torch's attention returns "
+        "NaN without gradients, and numbers with them. The program does the latter. Let each "
+        "position attend to at least one."
     )
 
 
@@ -240,13 +240,13 @@ def record(
         with sizes.limit():
             return go()
     except sizes.TooManyOperations as error:
-        reason = f"{failures.place_of(module, error)}: {error}, as those of windows in an image do"
+        reason = f"{failures.place_of(module, error)}: {error}, as with windows of an image"
     except ConversionError as error:
         if "solve_univariate_inequality" not in str(error.__cause__):
             raise
         reason = f"{type(module).__name__}: torch cannot solve the conditions on its sizes"
     warnings.warn(
-        f"{reason}, so that only the first size of each input varies. Name those that are to vary "
+        f"{reason}, so only the first size of each input varies. Name the sizes that should vary "
         "in dynamic_shapes=.",
         FixedSizeWarning,
         stacklevel=level_of_user(),

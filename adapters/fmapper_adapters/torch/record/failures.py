@@ -82,7 +82,7 @@ def _message(
         at = module_of(module, call_error)
         return (
             f"{name}: it cannot be called with the examples{f', in {at}' if at else ''}. "
-            f"{type(call_error).__name__}: {first_line(call_error)}. Give it inputs that it takes."
+            f"{type(call_error).__name__}: {first_line(call_error)}. Pass inputs that it accepts."
         ), True
     remedy = (
         *remedies,

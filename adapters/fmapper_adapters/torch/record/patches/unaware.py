@@ -30,7 +30,7 @@ class _Never:
 def tell_nothing() -> Iterator[None]:
     """Hides the recording from all code but torch's own."""
     functions = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
-    # Libraries find the class of the tensors of a recording there.
+    # Libraries look for the class of fake tensors there.
     fakes: Any = _private.get_fakes()
     kind = type(fakes)
     try:
