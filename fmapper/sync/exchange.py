@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fmapper.errors import LossyCastError, SyncError
+from fmapper.errors import SyncError
 from fmapper.sync.copies import carry_out, make_copy, view_of
 from fmapper.sync.ends import End, Held, Outline, with_boxes
 from fmapper.sync.planning import Transfer, dtype_after, packets
@@ -159,14 +159,14 @@ class Exchanger:
             return 0, 0
         sent: list[int] = []
         received: list[int] = []
-        problem: SyncError | LossyCastError | None = None
+        problem: Exception | None = None
         try:
             with self._break_off():
                 self._send_all(here, sent, received, delta=delta)
                 here.finish()
                 for rank, reply in self._say(_READY).items():
                     self._check(rank, reply)
-        except (SyncError, LossyCastError) as error:
+        except Exception as error:  # the others are to know at once
             problem = error
         said = self._say(_UNSURE if problem else _WRITTEN, patient=problem is None)
         if problem is not None and not any(reply == _WRITTEN for reply in said.values()):

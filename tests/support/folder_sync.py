@@ -186,6 +186,36 @@ def check_other_names_are_refused_in_all_processes() -> None:
         assert [ended(c) for c in fork(lambda: one(path, 0), lambda: one(path, 1))] == [0, 0]
 
 
+def check_a_process_without_memory_is_named_at_once() -> None:
+    def take(path: Path) -> None:
+        from fmapper.sync import here
+
+        def fail(self: Any) -> Any:
+            raise MemoryError
+
+        target = state(0)
+        sync = fmapper.Sync(None, target, transport=Folder(path, 1, 2), timeout=60.0)
+        here.Round._make = fail  # type: ignore[method-assign]
+        with pytest.raises(MemoryError):
+            sync()
+        assert values_of(target) == {0.0}
+        while not (path / "process-0-knows").exists():  # one that has ended is noticed, too
+            time.sleep(0.05)
+
+    def give(path: Path) -> None:
+        sync = fmapper.Sync(state(3), None, transport=Folder(path, 0, 2), timeout=60.0)
+        began = time.monotonic()
+        with pytest.raises(fmapper.SyncError, match="rank 1"):
+            sync()
+        seconds = time.monotonic() - began
+        (path / "process-0-knows").touch()
+        assert seconds < 2 * SLACK
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        assert [ended(child) for child in fork(lambda: give(path), lambda: take(path))] == [0, 0]
+
+
 def check_rules_of_one_process_are_those_of_all() -> None:
     rules = Rules([Rename("layers.{i}.weight", "blocks.{i}")])
 
