@@ -83,8 +83,7 @@ def version_of(tensor: Any) -> int:
 
 def is_view(tensor: Any) -> bool:
     """Returns whether a tensor is a view of another one, as far as autograd knows."""
-    result: bool = tensor._is_view()
-    return result
+    return bool(tensor._is_view())
 
 
 # --- transformations ------------------------------------------------------------------------------
@@ -122,8 +121,7 @@ def exit_dual_level() -> None:
 
 def has_saved_tensors_hooks() -> bool:
     """Returns whether hooks for saved tensors are allowed."""
-    result: bool = _hooks._saved_tensors_hooks_is_enabled()
-    return result
+    return bool(_hooks._saved_tensors_hooks_is_enabled())
 
 
 def allow_saved_tensors_hooks() -> None:
@@ -274,8 +272,7 @@ def transient_buffers(module: torch.nn.Module) -> list[torch.Tensor]:
 
 def has_kernel(op: str, key: str) -> bool:
     """Returns whether an operation has its own kernel for a dispatch key."""
-    result: bool = _core._dispatch_has_kernel_for_dispatch_key(op, key)
-    return result
+    return bool(_core._dispatch_has_kernel_for_dispatch_key(op, key))
 
 
 def schema_of(op: Any) -> Any:
