@@ -111,8 +111,7 @@ class Memory:
         start: Address of the element with index zero in every dimension.
         strides: Step per dimension, in elements.
         itemsize: Bytes per element.
-        plain: Whether the memory holds the values as they are; False for lazy conjugates and
-            negatives.
+        plain: Whether the memory holds the values as they are, not lazy conjugates or negatives.
     """
 
     start: int
@@ -201,8 +200,7 @@ class Arrays(Framework):
     def stays(self, array: Any) -> str | None:
         """Explains why an array must stay in its backend, such as a PRNG key; None if it may leave.
 
-        If it must stay, a mover to another backend raises, or with `strict=False` leaves it as it
-        is.
+        A mover to another backend raises for such an array; with `strict=False` it leaves it as is.
         """
         return None
 
@@ -430,8 +428,7 @@ class Arrays(Framework):
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """Returns a new array of another dtype, and whether every value has survived.
 
-        An integer survives if it stays equal, a floating value if it is rounded but not made
-        infinite.
+        An integer survives if it stays equal, a floating value if it is rounded but stays finite.
         """
         raise TypeError(f"the {self.name} adapter cannot cast {self.dtype(array)} to {dtype}")
 

@@ -26,8 +26,7 @@ class Declaration:
         rebuild: `(node, new_children) -> new node`, or None for the default rebuild.
         leaf: True for `@leaf`: `f` gets the whole object.
         trainable: The names of the children that training changes, or None for all.
-        static: The names of the children that the pytree registries of frameworks treat as
-            settings.
+        static: The names of the children that the registries of frameworks treat as settings.
         repr: Whether instances print as a tree.
     """
 

@@ -136,8 +136,7 @@ class Pattern:
     def match(self, name: str) -> dict[str, str] | None:
         """Returns the captures of a name; None if it does not match as a whole.
 
-        Of several matches, the one with the shortest first capture wins, then the one with the
-        shortest second capture, and so on.
+        Of several matches, the one with the shortest first capture wins, then second, and so on.
         """
         if not self.captures:
             return {} if name == self.format({}) else None
@@ -196,8 +195,7 @@ class Pattern:
     ) -> Iterator[_State]:
         """Yields the reachable states, depth first, and records the predecessor of each.
 
-        With `by_key` more text may follow, so that an item may be unfinished at the end of this
-        one.
+        With `by_key` more text may follow: an item may be unfinished at the end of this one.
         """
         todo: list[tuple[_State, _State | None]] = [(state, None) for state in starts]
         while todo:
