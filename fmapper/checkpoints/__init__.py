@@ -1,23 +1,23 @@
 """Checkpoints: arrays in files, read on demand, renamed and reshaped by rules.
 
-A stored array is an array of a backend of its own: it moves like any other, and reads only what
-is needed. For users beside `fmapper.save` and `fmapper.load`, and for authors of formats.
+Stored arrays have a backend of their own: they move like any others, and only the needed parts are
+read. For users, besides `fmapper.save` and `fmapper.load`, and for authors of formats.
 
-    load, save        a checkpoint into a tree, and back
-    checkpoint        what `load` gives where no tree is given: arrays by name, not yet read
+    load, save reads a checkpoint into a tree, and writes one
+    checkpoint the result of `load` without a tree: arrays by name, not yet read
     conversion        from format to format, a panel at a time
-    inspection        what is in a checkpoint, what differs between two
-    formats/          what a format is, which there are, what they write through
+    inspection the contents of a checkpoint, the differences of two
+    formats/ the interface of formats, their list, their writer
     pretrained        folders of the Hub: a model with its weights
     stored            arrays in files
-    transient         what checkpoints leave out
-    extras/           what there is besides arrays: numbers and texts, a configuration
-    backend           what moves ask of them
+    transient arrays that checkpoints leave out
+    extras/ numbers, texts and the configuration
+    backend the adapter of stored arrays
     lazy              arrays that are described and not read
-    recording/        a conversion function as rules: `Rules.record`
-    rules/            what becomes of names and layouts: `Rules`
+    recording/ turns a conversion function into rules: `Rules.record`
+    rules/ changes of names and layouts: `Rules`
     quantized/        quantised arrays, dequantised or as one node
-    lazy_operations   what can be done with them before they are read
+    lazy_operations operations on arrays before they are read
     boxes             ranges of the dimensions of an array
     dense             copies between arrays of different order
 """

@@ -1,4 +1,4 @@
-"""The backend of arrays in files, which move like other arrays and are read when they do."""
+"""The backend of arrays in files, which are read when they are moved."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FileAdapter(Arrays):
     array_types: ClassVar[tuple[type, ...]] = (LazyArray,)
 
     def is_array_type(self, cls: type) -> bool:
-        """Returns whether a class is one of lazy arrays."""
+        """Returns whether a class is a lazy array."""
         return issubclass(cls, LazyArray)
 
     def device(self, array: Any) -> Device:
@@ -93,7 +93,7 @@ class FileAdapter(Arrays):
         return Exchange(results, private=range(len(arrays)))
 
     def read_box(self, array: Any, box: Sequence[tuple[int, int]]) -> Any:
-        """Reads only a box of the array: a shard, whose neighbours others read."""
+        """Reads only a box of the array, such as the shard of this process."""
         with exact_reads():
             values = array.read(box)
         return values if values.flags.owndata and values.flags.writeable else values.copy()
@@ -103,7 +103,7 @@ class FileAdapter(Arrays):
         raise TypeError("arrays cannot be moved to a file: use fmapper.save(tree, path)")
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
-        """Casts floating values when they are read, and integers now, to check that they fit."""
+        """Casts floats when they are read, and integers immediately, to check that they fit."""
         if is_inexact(dtype) and is_inexact(array.dtype.name):
             return array.astype(dtype), True
         new, survived = get_adapter(HOST.backend, Arrays).cast(array.read(), dtype)
@@ -112,10 +112,11 @@ class FileAdapter(Arrays):
 
 @contextmanager
 def read_ahead(arrays: Iterable[LazyArray]) -> Iterator[None]:
-    """Reads arrays into memory while the block computes something else, as far as that goes.
+    """Reads arrays into memory in the background while the block runs.
 
-    Those that the block moves are then there, or are read at once. What it has not moved at its
-    end is dropped. Arrays that are computed from others wait until they are moved.
+    Arrays that the block moves are already in memory, or are read immediately. Arrays that it does
+    not move are dropped at its end. Arrays that are computed from others are read only when they
+    are moved.
     """
     from concurrent.futures import ThreadPoolExecutor  # slow to import
 
@@ -135,14 +136,14 @@ def read_ahead(arrays: Iterable[LazyArray]) -> Iterator[None]:
 
 
 def _read_whole(array: StoredArray, buffer: Any) -> Any:
-    """Fills a buffer with few calls: while Python computes, each waits until it may return."""
+    """Fills a buffer with few calls, because each waits for the GIL before it returns."""
     populate(buffer)
     array.read_into(buffer, full_box(array.shape))
     return buffer
 
 
 def _reads_ahead(arrays: Sequence[Any]) -> dict[int, Future[Any]]:
-    """Returns the reads that have begun, by position; takes the others back."""
+    """Returns the reads that have begun, by position; cancels the others."""
     reads = _ahead.get() or {}
     begun = {at: reads.pop(id(array)) for at, array in enumerate(arrays) if id(array) in reads}
     return {at: read for at, read in begun.items() if not read.cancel()}

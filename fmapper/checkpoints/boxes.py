@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 Box: TypeAlias = tuple[tuple[int, int], ...]
-Ranges: TypeAlias = Sequence[tuple[int, int] | slice]  # what a user writes for a box
+Ranges: TypeAlias = Sequence[tuple[int, int] | slice]  # a user's notation of a box
 
 
 def full_box(shape: Sequence[int]) -> Box:
@@ -21,10 +21,10 @@ def as_box(box: Ranges | None, shape: Sequence[int]) -> Box:
 
     Args:
         box: For each dimension `(start, stop)` or a slice of step 1; None for everything.
-        shape: The shape that it is a box of.
+        shape: The shape of the array.
 
     Raises:
-        IndexError: It is not a box within the shape.
+        IndexError: The box does not fit the shape.
 
     Examples:
         >>> as_box((slice(None), (1, 3)), (4, 5))
@@ -52,7 +52,7 @@ def as_box(box: Ranges | None, shape: Sequence[int]) -> Box:
 
 
 def box_shape(box: Box) -> tuple[int, ...]:
-    """Returns the shape of the elements in a box."""
+    """Returns the shape of a box."""
     return tuple(stop - start for start, stop in box)
 
 
@@ -64,7 +64,7 @@ def box_slices(box: Box) -> tuple[slice, ...]:
 def flat_range(box: Box, shape: Sequence[int]) -> tuple[int, int] | None:
     """Returns the range of a box in C order; None if its elements are not contiguous."""
     start, row = 0, math.prod(shape)
-    is_whole = True  # whatever comes before has a single index
+    is_whole = True  # the dimensions before it have a single index
     for (low, high), size in zip(box, shape, strict=True):
         if not is_whole and (low, high) != (0, size):
             return None
@@ -96,7 +96,7 @@ def panel_boxes(shape: Sequence[int], elements: int) -> Iterator[Box]:
 
 
 def parts_of_box(box: Box, elements: int) -> Iterator[tuple[Box, Any]]:
-    """Yields consecutive boxes of a box, and the index of each in an array of its shape.
+    """Divides a box into consecutive ones; yields each with its index in an array of the box.
 
     Examples:
         >>> list(parts_of_box(((4, 6), (1, 3)), 2))[1]

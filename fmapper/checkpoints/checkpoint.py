@@ -21,8 +21,8 @@ class Checkpoint(dict[str, Any]):
     Attributes:
         path: The file or folder, or the URL of it.
         format: The name of its format.
-        metadata: Texts that stand beside the arrays.
-        objects: The names of objects that the file has with all of their numbers.
+        metadata: Texts that are stored besides the arrays.
+        objects: The names of objects that were saved with all of their numbers.
     """
 
     path: Place
@@ -32,7 +32,7 @@ class Checkpoint(dict[str, Any]):
 
     @classmethod
     def of(cls, path: Place, format: str, contents: Contents) -> Checkpoint:
-        """Builds the mapping from what was read."""
+        """Builds the mapping from the contents of a checkpoint."""
         checkpoint = cls(contents.arrays)
         checkpoint.update((name, contents.arrays[first]) for name, first in contents.ties.items())
         checkpoint.update(contents.values)
@@ -42,12 +42,12 @@ class Checkpoint(dict[str, Any]):
 
     @property
     def quantization(self) -> dict[str, Any] | None:
-        """How weights are quantised, as the `config.json` in the folder says; None without one.
+        """The quantisation that the folder's `config.json` states; None without one.
 
         Raises:
             CheckpointError: The configuration is damaged.
         """
-        path = cast(Path, self.path)  # a URL has what is asked of it
+        path = cast(Path, self.path)  # a Url has the methods used here
         if not path.is_dir() or not (path / CONFIG).exists():
             return None
         return split_quantization(read_settings(file_in(path, CONFIG)))[1]
@@ -56,7 +56,7 @@ class Checkpoint(dict[str, Any]):
         """Raises for a name that the checkpoint lacks.
 
         Raises:
-            KeyError: Says which name is the nearest.
+            KeyError: Always; suggests the closest name.
         """
         hint = did_you_mean(name, self) if isinstance(name, str) else ""
         raise KeyError(f"{name!r} is not in {self.path}.{hint}")
@@ -73,7 +73,7 @@ def read_checkpoint(path: Place, format: str | None = None) -> Checkpoint:
 
     Raises:
         CheckpointError: It is damaged, or in no known format.
-        FileNotFoundError: There is nothing of this name.
+        FileNotFoundError: No file or folder has this name.
     """
     form, contents = read_contents(path, format)
     return Checkpoint.of(path, form.name, contents)

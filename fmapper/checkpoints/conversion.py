@@ -55,9 +55,9 @@ class Converted:
     Attributes:
         path: The new checkpoint.
         format: The name of its format.
-        arrays: How many arrays it has; a tied one counts once.
+        arrays: The number of its arrays; a tied one counts once.
         nbytes: Their bytes.
-        seconds: What it took, comparing included, and imports of libraries not.
+        seconds: The duration, including comparison but not imports of libraries.
     """
 
     path: Place
@@ -81,37 +81,36 @@ def convert_checkpoint(
 ) -> Converted:
     """Writes a checkpoint in another format, dtype or layout, without loading it into memory.
 
-    Memory is a few panels of some 8 MiB, or what is needed of one array where its layout changes.
-    Bytes that do not change are copied by the system where source and target lie row by row.
-    From a folder of the Hub to a folder of safetensors, the configuration and tokenizer come along,
-    unless rules change the names.
+    It uses memory for a few panels of some 8 MiB, or for the needed part of one array if its layout
+    changes. The system copies bytes that do not change, if source and target are stored row by row.
+    From a folder of the Hub to a folder of safetensors, the configuration and tokenizer are copied,
+    too, unless rules change the names.
 
-    What is written lies in the folder `TARGET.partial` until it is complete. A run that was
-    interrupted is continued by the next one with the same arguments: what its journal has is
-    neither written nor compared again, for the formats that are not streams (npz, orbax and dcp are
-    written anew). A target that is there already is compared with what would be written, and
-    nothing is written.
+    The result is written to the folder `TARGET.partial` until it is complete. The next run with the
+    same arguments resumes an interrupted one: pieces in its journal are neither written nor
+    compared again, except in formats that are streams (npz, orbax and dcp start over). An existing
+    target is compared with the result, and not written.
 
     Args:
         source: A checkpoint of any format; of safetensors also a URL.
-        target: The new file or folder, which does not lie in the source; for safetensors also a
-            URL, to which a stream is written that is not continued later.
-        format: As for `save`; None goes by how the target ends, and from a folder to a name without
-            an ending keeps the format.
+        target: The new file or folder, outside the source; for safetensors also a URL, to which a
+            stream is written that cannot be resumed.
+        format: As for `save`; None decides by the ending of the target, and keeps the format of a
+            folder if the target has no ending.
         dtype: The dtype of floating and complex arrays; None for their own.
-        rules: What is renamed and reshaped.
+        rules: Rules that rename and reshape arrays.
         dequantize: Whether to make quantised arrays dense, as `dequantize` does.
         max_shard_size: As for `save`.
-        check: Whether to read back what was written, and compare.
+        check: Whether to read back and compare what was written.
 
     Raises:
-        CheckpointError: The source is damaged, the target format cannot hold it, or something was
-            written that reads otherwise. Or `dtype` would cast 8-bit floats, which have scales,
-            or `dequantize` would leave them as they are.
+        CheckpointError: The source is damaged, the target format cannot hold it, or reading back
+            gives other values. Or `dtype` would cast 8-bit floats, which have scales, or
+            `dequantize` would leave them as they are.
         LossyCastError: A finite value is infinite in the new dtype.
-        FileExistsError: The target is there, and is something else.
-        OSError: The disk is full, or may not be written to; what was written stays in
-            `TARGET.partial`, and the next run continues.
+        FileExistsError: The target exists and differs from the result.
+        OSError: The disk is full or not writable; the written part stays in `TARGET.partial`, and
+            the next run resumes.
     """
     origin, goal = place_of(source), place_of(target)
     is_there = _check_places(origin, goal)
@@ -126,7 +125,7 @@ def convert_checkpoint(
             contents.arrays = {name: _cast(a, asked) for name, a in contents.arrays.items()}
         check_contents(contents)
         form = format_for(goal, format, max_shard_size, source_form)
-        begin = time.perf_counter()  # the libraries of the formats are there
+        begin = time.perf_counter()  # the libraries of the formats are imported
         total = sum(array.nbytes for array in contents.arrays.values())
         on_bytes = _Meter(f"converting {origin.name}", total, say)
         done = len(contents.arrays), total
@@ -171,7 +170,7 @@ def _check_places(source: Place, target: Place) -> bool:
 def _compare_with_target(
     target: Place, form: Format, contents: Contents, texts: Mapping[str, bytes]
 ) -> None:
-    """Raises unless the target is what would be written, complete and with the same values."""
+    """Raises unless the target equals the result, complete and with the same values."""
     try:
         problem = _difference(target, form, contents, texts)
     except CheckpointError as error:
@@ -184,8 +183,8 @@ def _compare_with_target(
 
 
 def _difference(target: Place, form: Format, contents: Contents, texts: Mapping[str, bytes]) -> str:
-    """Says how a target differs from what would be written; empty if it does not."""
-    from fmapper.checkpoints.inspection import diff  # for targets that are there
+    """Describes how a target differs from the result; empty if it does not."""
+    from fmapper.checkpoints.inspection import diff  # only for existing targets
 
     current, stored = read_contents(target)
     if type(current) is not type(form):
@@ -211,9 +210,9 @@ def _dequantize(source: Place, contents: Contents, dtype: str | None) -> Content
     """Makes quantised arrays dense lazily; nothing is read.
 
     Raises:
-        CheckpointError: There are none, or what they are is not clear.
+        CheckpointError: There are no quantised arrays, or their kind is ambiguous.
     """
-    from fmapper.checkpoints.quantized.array import QuantizedArray  # for few checkpoints
+    from fmapper.checkpoints.quantized.array import QuantizedArray  # few checkpoints need it
     from fmapper.checkpoints.quantized.finding import dequantize, find_quantized
 
     checkpoint = Checkpoint.of(source, "", contents)
@@ -241,7 +240,7 @@ def _change(contents: Contents, rules: Rules | None) -> Contents:
 def _check_scaled(source: Place, contents: Contents, dtype: str | None, dequantize: bool) -> None:
     """Raises for narrow floats that would lose their scales.
 
-    Scales may have any name, so it cannot be seen that there are none.
+    Scales may have any name, so their absence cannot be established.
     """
     if dtype is None and not dequantize:
         return
@@ -300,14 +299,14 @@ def _plan(
 def _texts_for(
     source: Place, target: Place, form: Format, dtype: str | None, dequantize: bool
 ) -> dict[str, bytes]:
-    """Returns the texts that come along from a folder of the Hub, by name."""
+    """Returns the texts to copy from a folder of the Hub, by name."""
     if not isinstance(form, SafetensorsFolder) or isinstance(target, Url):
         return {}
     return {text.name: _read_text(text, dtype, dequantize) for text in _texts_beside(source)}
 
 
 def _texts_beside(folder: Place) -> list[Path]:
-    """Returns what stands beside the weights in a folder of the Hub, without code."""
+    """Returns the files beside the weights in a folder of the Hub, without code."""
     if isinstance(folder, Url) or not (folder / CONFIG).is_file():
         return []
     names = sorted(path.name for path in folder.iterdir() if path.suffix in _TEXTS)
@@ -315,7 +314,7 @@ def _texts_beside(folder: Place) -> list[Path]:
 
 
 def _read_text(path: Path, dtype: str | None, dequantize: bool) -> bytes:
-    """Reads a text; a configuration is changed as the arrays are."""
+    """Reads a text; a configuration gets the dtype and quantisation of the new arrays."""
     try:
         with open_regular(path) as file:
             data = file.read(_MOST_TEXT + 1)
@@ -346,7 +345,7 @@ def _with_dtype(settings: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def _is_of_weights(name: str) -> bool:
-    """Returns whether a setting is the dtype of weights, and not that of a router or a state."""
+    """Returns whether a setting is the dtype of weights, not of a router or a state."""
     framework, _, end = name.rpartition("_")
     return name == "dtype" or (end == "dtype" and framework in known_frameworks())
 
@@ -383,7 +382,7 @@ _FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 @contextlib.contextmanager
 def _explain_full_disk(folder: Path) -> Iterator[None]:
-    """Says where the files lie that a full disk has interrupted, and what to do."""
+    """Adds to a full disk's error where the partial files are, and what to do."""
     try:
         yield
     except OSError as error:

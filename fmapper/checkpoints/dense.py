@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-_ROWS = 256  # of a tile, along the dimension that is dense in the source
-_COLUMNS = 128  # along the one that is dense in the target; twice as many bytes
-_SMALL = 4096  # elements that fit into the nearest cache in any order
+_ROWS = 256  # of a tile, along the dimension that is contiguous in the source
+_COLUMNS = 128  # along the one that is contiguous in the target
+_SMALL = 4096  # elements that fit into the first-level cache in any order
 _MOST_KEPT = 32 << 20  # bytes of a buffer that a thread keeps
 
 
 class _Kept(threading.local):
-    """The memory of a thread that is not in use at the moment."""
+    """The unused buffers of a thread."""
 
     def __init__(self) -> None:
         self.buffers: list[np.ndarray[Any, Any]] = []
@@ -34,8 +34,8 @@ _kept = _Kept()
 def scratch(shape: Sequence[int], dtype: Any) -> Iterator[np.ndarray[Any, Any]]:
     """Lends an uninitialised array in C order, for as long as the block runs.
 
-    Each thread keeps the memory for the next time: to bring new pages takes longer than to read a
-    file in the cache.
+    Each thread keeps the memory for the next time: mapping new pages takes longer than reading a
+    cached file.
     """
     import numpy as np
 
@@ -43,7 +43,7 @@ def scratch(shape: Sequence[int], dtype: Any) -> Iterator[np.ndarray[Any, Any]]:
     buffers = _kept.buffers
     buffer = buffers.pop() if buffers else np.empty(0, np.uint8)
     if buffer.nbytes < nbytes:
-        del buffer  # before its successor is there
+        del buffer  # before its successor is allocated
         buffer = np.empty(nbytes, np.uint8)
     try:
         yield buffer[:nbytes].view(dtype).reshape(shape)
@@ -66,13 +66,13 @@ def dense(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def copy_into(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
     """Copies an array into another of its shape and dtype, in tiles where their orders differ.
 
-    `np.copyto` goes along one of the two arrays and touches a cache line of the other for each
-    element: 0.25 GB/s for 16 bits. Tiles keep both in the cache, and squares of four elements
-    take a quarter of the steps: three to five times the rate.
+    `np.copyto` runs along one of the two arrays and touches a cache line of the other for each
+    element: 0.25 GB/s for 16 bits. Tiles keep both in the cache, and squares of four elements need
+    a quarter of the steps: three to five times the rate.
     """
     import numpy as np
 
-    if target.dtype.itemsize in (1, 2, 4, 8):  # those of ml_dtypes have no quick loops
+    if target.dtype.itemsize in (1, 2, 4, 8):  # dtypes of ml_dtypes have no fast loops
         plain = np.dtype(f"u{target.dtype.itemsize}")
         target, source = target.view(plain), source.view(plain)
     written, read = _dense_axis(target), _dense_axis(source)
@@ -81,7 +81,7 @@ def copy_into(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Non
         return
     plane = target.shape[written] * target.shape[read]
     others = [axis for axis in range(target.ndim) if axis not in (written, read)]
-    if plane < _SMALL:  # a loop over the rest would take longer than what it saves
+    if plane < _SMALL:  # a loop over the other dimensions would take longer than it saves
         np.copyto(target, source)
         return
     order = (*others, read, written)
@@ -110,8 +110,8 @@ def _copy_plane(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> N
 class _Squares:
     """Copies squares of two by two elements at once, as wider integers.
 
-    It has memory of its own, so that nothing is allocated for a tile, and the rows of the target,
-    which may lie at the same places of the cache, are written one after the other.
+    It has memory of its own, so that nothing is allocated per tile, and the rows of the target,
+    which may map to the same cache lines, are written one after the other.
     """
 
     def __init__(self, itemsize: int) -> None:

@@ -39,8 +39,8 @@ class Inspection:
         format: The name of its format.
         rows: Its arrays, in order.
         values: Its numbers and strings by name.
-        metadata: Texts that stand beside the arrays.
-        files: The files that the arrays lie in.
+        metadata: Texts that are stored besides the arrays.
+        files: The files that contain the arrays.
     """
 
     path: Place
@@ -104,8 +104,9 @@ class ArrayDifference:
     Attributes:
         name: Their name.
         what: `only in the first`, `only in the second`, `shape`, `dtype`, `value` or `values`.
-        first: What the first has: a shape, a dtype, a value; for `values` how many differ.
-        second: What the second has; for `values` the largest difference of two of them.
+        first: The shape, dtype or value in the first; for `values` the number of differing
+            elements.
+        second: The same in the second; for `values` the largest difference of two elements.
         relative: The largest difference, divided by the largest magnitude of the first.
     """
 
@@ -131,7 +132,7 @@ class Difference:
 
     Attributes:
         differences: One for each array, number or string that differs.
-        compared: How many are in both.
+        compared: The number of entries in both.
     """
 
     differences: tuple[ArrayDifference, ...]
@@ -153,13 +154,13 @@ class Difference:
 def diff(first: Any, second: Any, *, values: bool = True) -> Difference:
     """Compares two checkpoints: names, shapes, dtypes and values.
 
-    Arrays of another dtype are compared as well, as float64. NaN equals NaN. Buffers of
-    a model that are not persistent are compared only if the other side has them.
+    Arrays of different dtypes are compared as float64. NaN equals NaN. Buffers of a model that are
+    not persistent are compared only if the other side has them.
 
     Args:
         first: A file or folder, or any tree.
         second: The same.
-        values: Whether to read the arrays; else headers alone are compared.
+        values: Whether to read the arrays; otherwise only headers are compared.
 
     Raises:
         CheckpointError: One of them is damaged, or in no known format.

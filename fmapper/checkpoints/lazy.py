@@ -1,8 +1,8 @@
-"""Lazy arrays: arrays in files, and the operations on them that need no reading.
+"""Lazy arrays: arrays in files, and operations on them that do not read them.
 
-An operation on a `LazyArray` is another one. Reading a box of it reads the boxes of its operands
-that this needs, so a checkpoint of any size is renamed, stacked, split and transposed with the
-memory of a panel.
+An operation on a `LazyArray` is another `LazyArray`. Reading a box of it reads only the needed
+boxes of its operands, so a checkpoint of any size is renamed, stacked, split and transposed with
+the memory of a panel.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class ByteRun(NamedTuple):
 class LazyArray:
     """An array in a file that is read on demand.
 
-    A subclass for arrays in a file sets `shape`, `dtype` and `stored`, and defines `_read`; where
-    it can read straight into memory, `_fill` too.
+    A subclass for arrays in a file sets `shape`, `dtype` and `stored`, and defines `_read`; if it
+    can read directly into memory, also `_fill`.
 
     Attributes:
         shape: Its shape.
-        dtype: Its dtype; bfloat16 and the narrow ones are those of ml_dtypes.
-        stored: Whether its bytes lie in a file as they are in memory, in C order: `byte_runs`
-            names it then.
+        dtype: Its dtype; bfloat16 and narrow floats are those of ml_dtypes.
+        stored: Whether a file has its bytes as in memory, in C order, so that `byte_runs` can refer
+            to them.
     """
 
     shape: tuple[int, ...]
@@ -72,7 +72,7 @@ class LazyArray:
             raise CheckpointError(f"a constant has a single value, not an array of {scalar.shape}")
         return _InMemory(np.broadcast_to(scalar, _as_shape(shape)))
 
-    # what it is
+    # a constant itself
 
     @property
     def ndim(self) -> int:
@@ -95,9 +95,9 @@ class LazyArray:
         return f"<{type(self).__name__.strip('_')} {self.dtype.name}[{shape}]>"
 
     def byte_runs(self) -> list[ByteRun] | None:
-        """Returns the runs of stored bytes that make up this array; None where there are none.
+        """Returns the runs of stored bytes that make up this array.
 
-        They can be copied from file to file. None if the array must be computed.
+        They can be copied from file to file. Returns None if the array must be computed.
         """
         return [ByteRun(self, 0, self.nbytes)] if self.stored else None
 
@@ -123,7 +123,7 @@ class LazyArray:
             `out`; or an array in C order, which may be read-only or share memory with the source.
 
         Raises:
-            IndexError: The box is none of this array.
+            IndexError: The box is not within this array.
             LossyCastError: A value is not in the range of the dtype that it is cast to.
         """
         import numpy as np
@@ -146,7 +146,7 @@ class LazyArray:
     def panels(self, nbytes: int) -> Iterator[tuple[Box, np.ndarray[Any, Any]]]:
         """Reads the array in boxes of at most `nbytes` bytes, in C order.
 
-        The panels' bytes, one after the other, are those of the array.
+        The concatenated bytes of the panels are those of the array.
         """
         for box in panel_boxes(self.shape, nbytes // max(1, self.dtype.itemsize)):
             yield box, self.read(box)
@@ -168,7 +168,7 @@ class LazyArray:
     # operations
 
     def transpose(self, axes: Sequence[int] | None = None) -> LazyArray:
-        """Returns the array with its dimensions in another order, as `np.transpose`."""
+        """Returns the array with its dimensions in another order, like `np.transpose`."""
         from fmapper.checkpoints.lazy_operations import Transpose
 
         wanted = tuple(range(self.ndim))[::-1] if axes is None else tuple(axes)
@@ -251,7 +251,7 @@ class LazyArray:
     def interleave(self, groups: int, axis: int = 0) -> LazyArray:
         """Interleaves the elements of equal parts of a dimension.
 
-        `a0 a1 a2 b0 b1 b2` becomes `a0 b0 a1 b1 a2 b2` for 2 groups, and again what it was for 3.
+        `a0 a1 a2 b0 b1 b2` becomes `a0 b0 a1 b1 a2 b2` for 2 groups; 3 groups reverse that.
 
         Examples:
             >>> import numpy as np
@@ -270,9 +270,9 @@ class LazyArray:
         return split.transpose(axes).reshape(self.shape)
 
     def astype(self, dtype: Any, name: str = "") -> LazyArray:
-        """Casts floating and complex arrays; others stay as they are, as under a mover.
+        """Casts floating and complex arrays; others stay as they are, as with a mover.
 
-        What is read later raises `LossyCastError` where a finite value would become infinite.
+        Reading raises `LossyCastError` if a finite value would become infinite.
 
         Args:
             dtype: The dtype.
@@ -297,14 +297,14 @@ class LazyArray:
     def view(self, dtype: Any) -> LazyArray:
         """Reinterprets the bytes as another dtype, like `np.ndarray.view`.
 
-        Where the sizes of the elements differ, the last dimension changes.
+        If the element sizes differ, the last dimension changes.
         """
         from fmapper.checkpoints.lazy_operations import View
 
         return View.make(self, dtype)
 
     def _axis(self, axis: int) -> int:
-        """Returns a dimension's number, counted from the front."""
+        """Returns the index of a dimension, counted from the front."""
         if not -self.ndim <= axis < self.ndim:
             raise CheckpointError(f"{_say(self)} has no axis {axis}")
         return axis % self.ndim
@@ -335,7 +335,7 @@ class _InMemory(LazyArray):
         self.shape, self.dtype = self._array.shape, self._array.dtype
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
-        index: Any = (*box_slices(box), ...)  # gives an array, also of no dimension
+        index: Any = (*box_slices(box), ...)  # returns an array, even without dimensions
         values: np.ndarray[Any, Any] = self._array[index]
         return values
 
@@ -344,7 +344,7 @@ def concatenate(arrays: Sequence[LazyArray], axis: int = 0) -> LazyArray:
     """Joins arrays along an existing dimension.
 
     Raises:
-        CheckpointError: There are none, or their dtypes or other dimensions differ.
+        CheckpointError: There are no arrays, or their dtypes or other dimensions differ.
     """
     from fmapper.checkpoints.lazy_operations import Concatenate
 
@@ -367,7 +367,7 @@ def stack(arrays: Sequence[LazyArray], axis: int = 0) -> LazyArray:
     """Joins arrays of one shape along a new dimension.
 
     Raises:
-        CheckpointError: There are none, or their shapes or dtypes differ.
+        CheckpointError: There are no arrays, or their shapes or dtypes differ.
     """
     if not arrays:
         raise CheckpointError("there is nothing to stack")
@@ -395,7 +395,7 @@ def add(arrays: Sequence[LazyArray]) -> LazyArray:
 
 
 def is_narrow(array: LazyArray) -> bool:
-    """Returns whether an array has floats of 8 bits or fewer, which as a rule have scales."""
+    """Returns whether an array has floats of 8 bits or fewer, which usually have scales."""
     return array.dtype.name.startswith("float") and array.dtype.itemsize == 1
 
 

@@ -139,13 +139,14 @@ class Concatenate(Operation):
             array._fill(inner, out[place])
 
 
-_LEAST_PIECE = 4096  # bytes that are worth a read of their own
+_LEAST_PIECE = 4096  # bytes that are worth a separate read
 
 
 class Reshape(Operation):
     """Splits and merges dimensions; a box is read as the smallest rows that cover it.
 
-    Where these are more than twice as many, it is read in pieces, unless they are small.
+    If that would read more than twice as many elements, it is read in pieces, unless they are
+    small.
     """
 
     def __init__(self, array: LazyArray, shape: Sequence[int]) -> None:
@@ -183,7 +184,7 @@ class Reshape(Operation):
         if pieces:
             return
         inner = tuple(bound for part in rows for bound in part.box)
-        if math.prod(box_shape(inner)) == out.size:  # nothing is read beside it
+        if math.prod(box_shape(inner)) == out.size:  # no further elements are read
             try:
                 view = out.reshape(box_shape(inner), copy=False)
             except ValueError:  # its strides do not allow that
@@ -231,8 +232,8 @@ class _Rows(NamedTuple):
 
     Attributes:
         box: The range of each of the operand's dimensions.
-        skip: The elements of it before the first one that is asked for.
-        strides: The elements from one index to the next, for each dimension of the result.
+        skip: The number of elements in the box before the first requested one.
+        strides: The step in elements for each dimension of the result.
     """
 
     box: Box
@@ -261,7 +262,7 @@ def _flat(index: Sequence[int], shape: Sequence[int]) -> int:
 
 
 class Cast(Operation):
-    """Casts as movers do."""
+    """Casts like movers."""
 
     def __init__(self, array: LazyArray, dtype: Any, name: str) -> None:
         super().__init__([array], array.shape, dtype)
@@ -269,7 +270,7 @@ class Cast(Operation):
 
     @staticmethod
     def make(array: LazyArray, dtype: Any, name: str) -> LazyArray:
-        """Returns the array in the dtype that a mover would give it; itself, if it has it."""
+        """Returns the array in the dtype that a mover would give it, or the array itself."""
         try:
             wanted = numpy_dtype(wanted_dtype(array.dtype.name, dtype_name(dtype)))
         except ValueError as error:
@@ -278,7 +279,7 @@ class Cast(Operation):
 
     @staticmethod
     def _inside(array: LazyArray, dtype: Any, name: str) -> LazyArray:
-        """Casts before elements are moved: as they come from the file, block by block."""
+        """Casts before operations that only move elements: blocks are cast as they are read."""
         if array.dtype == dtype:
             return array
         if isinstance(array, Transpose | Part | Concatenate | Reshape):
@@ -374,7 +375,7 @@ class View(Operation):
         """Returns the array in the new dtype; itself if it has it already.
 
         Raises:
-            CheckpointError: The last dimension does not have whole elements of it.
+            CheckpointError: The last dimension does not consist of whole elements of the dtype.
         """
         import numpy as np
 

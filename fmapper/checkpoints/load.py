@@ -107,44 +107,43 @@ def load(
 ) -> Any:
     """Reads a file: the model in it, its arrays into a model, or as lazy arrays by name.
 
-    The file may be of anybody: nothing in it is run, not even of a pickle, and time and memory are
-    in proportion to what is asked for. A file with more names and numbers than checkpoints have is
-    refused; `fmapper.settings.bounds = False` lifts that.
+    The file need not be trusted: nothing in it is run, not even in a pickle, and time and memory
+    are proportional to the requested contents. A file with more names and numbers than genuine
+    checkpoints have is refused; `fmapper.settings.bounds = False` lifts that.
 
     Args:
         path: A file or folder that `save` or another library has written; for safetensors also a
-            URL such as `s3://bucket/model`, of which fsspec reads the bytes that are asked for.
-        like: What is to be filled: a model, or any tree; it is not changed. It may have no memory
-            (torch's device `meta`, `jax.ShapeDtypeStruct`). What is one object there is one in the
-            result. None gives what the file holds: of a file that `save` of a converted model has
-            written, the model; else a `Checkpoint`, a dict from names to arrays that are not yet
-            read.
-        format: As for `save`; None looks at what is there. With a format, and with rules, the file
-            of a converted model gives a `Checkpoint`, too.
+            URL such as `s3://bucket/model`, of which fsspec reads only the needed bytes.
+        like: The model or tree to fill; it is not changed. It may have no memory (torch's device
+            `meta`, `jax.ShapeDtypeStruct`). Ties are kept. None returns the contents of the file:
+            the model, if the `save` of a converted model wrote it; otherwise a `Checkpoint`, a dict
+            from names to arrays that are not yet read.
+        format: As for `save`; None detects it. With a format, or with rules, the file of a
+            converted model is read as a `Checkpoint`, too.
         rules: How the names and shapes of the checkpoint become those of `like`.
-        device: Where the arrays are to be; None for where those of `like` are, also on a mesh, or
-            on the CPU.
+        device: The device for the arrays; None for those of the arrays of `like`, also on a mesh,
+            or the CPU.
         dtype: The dtype for floating and complex arrays; None for that of `like`.
-        default: What the checkpoint does not have: a mapping like it, or `default(name, array)`
-            for its arrays.
-        strict: False ignores what is left over in the checkpoint, and leaves what it lacks.
-            Numbers and texts count as arrays do, but fields of an object may be settings: a
-            checkpoint may lack those, if it has none of that object. A number fills an array of
-            no dimensions of its kind, and the reverse.
-        sharding: How the arrays are divided among the devices of a mesh: each process reads the
-            bytes of its own shards, straight to their devices.
-        to: The target, as for `convert`, of the model in the file of a converted model; None for
-            the framework that the model was of.
+        default: Values that the checkpoint lacks: a mapping like it, or `default(name, array)` for
+            arrays.
+        strict: False ignores extra entries of the checkpoint, and keeps the old values of missing
+            ones. Numbers and texts are treated like arrays, but fields of an object may be
+            settings: a checkpoint may lack them if it has none of that object. A number fills a
+            scalar array of its kind, and the reverse.
+        sharding: How to divide the arrays among the devices of a mesh: each process reads only its
+            own shards, directly to their devices.
+        to: The target, as for `convert`, for the model in the file of a converted model; None for
+            the framework in which it was saved.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or in no known format; with `to` it holds no
-            program of a model.
+        CheckpointError: The checkpoint is damaged, or in no known format; or with `to` it has no
+            program.
         StructureMismatchError: Names are missing or left over, a shape differs, or there is an
-            array in the place of a number; lists them all.
+            array instead of a number; lists all of them.
         LossyCastError: A value does not fit into its dtype.
-        TypeError: `device`, `dtype`, `default`, `strict` or `sharding` without `like`: nothing is
-            filled; or `to` with an option for arrays.
-        OSError: There is nothing of this name, or it may not be read.
+        TypeError: `device`, `dtype`, `default`, `strict` or `sharding` is passed without `like`, or
+            `to` with an option for arrays.
+        OSError: The file does not exist, or may not be read.
 
     Examples:
         >>> import fmapper, torch, tempfile
@@ -179,7 +178,8 @@ def _contents_of(source: Place, checkpoint: Checkpoint, to: str | None) -> Any:
     """Returns the model in a file if it holds a program, or else its arrays.
 
     Raises:
-        CheckpointError: The file holds a generator; or no program, for which a target was given.
+        CheckpointError: The file holds a generator, or a target was passed but the file has no
+            program.
     """
     if isinstance(source, Path) and holds_program(checkpoint.metadata):
         if "fmapper.generator" in checkpoint.metadata:
@@ -198,7 +198,7 @@ def _contents_of(source: Place, checkpoint: Checkpoint, to: str | None) -> Any:
 
 
 def _check_unused(*, strict: bool, **options: Any) -> None:
-    """Raises for options of filling where there is nothing to fill."""
+    """Raises for options that need a tree to fill."""
     unused = [f"{name}=" for name, value in options.items() if value is not None]
     unused += ["strict="] if strict is not True else []
     if unused:
@@ -210,7 +210,7 @@ def _check_unused(*, strict: bool, **options: Any) -> None:
 
 def _rename(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:
     renamed = _with_contents(checkpoint, rules.apply(checkpoint))
-    renamed.objects = frozenset()  # objects may have other names, or other fields, now
+    renamed.objects = frozenset()  # objects may have been renamed, or have other fields
     return renamed
 
 
@@ -224,7 +224,7 @@ def _with_contents(checkpoint: Checkpoint, contents: Mapping[str, Any]) -> Check
 def _in_kinds_of_tree(
     checkpoint: Checkpoint, named: Mapping[str, Any], values: Mapping[str, Any]
 ) -> Checkpoint:
-    """Makes numbers arrays of no dimensions, and the reverse, where a tree has them so."""
+    """Converts numbers to scalar arrays, and the reverse, to match a tree."""
     changed: dict[str, Any] = {}
     for name, old in named.items():
         if is_value(checkpoint.get(name)):
@@ -241,17 +241,17 @@ def _in_kinds_of_tree(
 def _by_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callable[[Any], Any]]:
     """Returns a tree to fill and the inverse function.
 
-    That is the model itself, unless it has other names for its arrays than their paths, or is of
-    written classes and the checkpoint is of its source.
+    That is the model itself, unless its names for arrays are not their paths, or it is a structured
+    model and the checkpoint is of its source.
     """
     return weights_of(model) or _by_written_source(model, checkpoint)
 
 
 def _by_written_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callable[[Any], Any]]:
-    """Returns a tree to fill and the inverse function, for a model of written classes.
+    """Returns a tree to fill and the inverse function, for a structured model.
 
-    Some of its arrays have their names in the source, too, and other shapes there: the checkpoint
-    is of the source if more of the arrays in it are like those of the source.
+    Some of its arrays have the same names in the source, but other shapes: the checkpoint is of the
+    source if more of its arrays have the shapes of the source.
     """
     several = (adapter.source_weights(model, transient=False) for adapter in adapters(Models))
     written = next(filter(None, several), None)
@@ -284,7 +284,7 @@ def _by_written_source(model: Any, checkpoint: Checkpoint) -> tuple[Any, Callabl
 
 
 def _is_turned(array: Any, other: Any) -> bool:
-    """Returns whether an array has the same shape in the source, and another order there."""
+    """Returns whether an array has the same shape in the source, but another layout."""
     return other is not None and other is not array and tuple(other.shape) == tuple(array.shape)
 
 
@@ -300,7 +300,7 @@ def _fill(
 ) -> Any:
     """Returns a tree with the arrays, numbers and texts of a checkpoint.
 
-    The tree may be a dict of the arrays of the model that is to be filled, `like`.
+    The tree may be a dict of the arrays of the model `like`.
     """
     sync()
     asked = None if dtype is None else dtype_name(dtype)
@@ -340,7 +340,7 @@ def _fill(
 
 
 def _check_scaled(checkpoint: Checkpoint, named: Mapping[str, Any], asked: str | None) -> None:
-    """Raises for narrow floats that are cast, where arrays left over may be their scales."""
+    """Raises for a cast of narrow floats if extra arrays may be their scales."""
     left = [n for n, x in checkpoint.items() if isinstance(x, LazyArray) and n not in named]
     if not left:
         return
@@ -362,9 +362,9 @@ def _defaults(
     values: Mapping[str, Any],
     default: Default | None,
 ) -> dict[str, Any]:
-    """Returns the default of what the checkpoint lacks, but the tree has with a value.
+    """Returns the defaults of everything that the checkpoint lacks and the tree has with a value.
 
-    `fill` asks for those of abstract arrays.
+    `fill` handles abstract arrays.
     """
     if default is None:
         return {}
@@ -380,7 +380,7 @@ def _missing_arrays(
 ) -> list[str]:
     """Returns the names of arrays with values that a checkpoint lacks.
 
-    What is tied may stand under any of its names.
+    A tied array may have any of its names.
     """
     present = {identity_of(name, old) for name, old in named.items() if name in checkpoint}
     transient = transient_in(like)
@@ -394,7 +394,7 @@ def _missing_arrays(
 
 
 def _in_dtype(new: LazyArray, old: Any, asked: str | None) -> LazyArray:
-    """Casts an array of a checkpoint lazily: as it is read."""
+    """Casts an array of a checkpoint lazily."""
     stored = new.dtype.name
     adapter = adapter_of(old)
     assert adapter is not None
@@ -412,15 +412,15 @@ def _check_names(
     values: Mapping[str, Any],
     strict: bool,
 ) -> None:
-    """Raises for a checkpoint that does not have what a tree has, each under its name.
+    """Raises for a checkpoint whose names or kinds of values differ from those of a tree.
 
     Args:
         checkpoint: The checkpoint.
-        given: What it has, and the defaults for what it lacks.
-        like: The model that the tree is of.
+        given: Its entries, and the defaults for missing ones.
+        like: The model to which the tree belongs.
         named: The arrays of the tree by name.
         values: Its numbers and texts by name.
-        strict: Whether names may not be missing or left over.
+        strict: Whether missing and extra names are errors.
     """
     problems = [*find_clashes(checkpoint, values, named)]
     names: list[str] = []

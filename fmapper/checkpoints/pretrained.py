@@ -52,21 +52,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Pretrained:
-    """A folder with a pretrained model, as an adapter reads it.
+    """A pretrained model that an adapter has read from a folder.
 
     Attributes:
         model: The model without memory for its parameters.
-        backend: Whose model it is.
-        example_kwargs: What it can be called with, by keyword.
-        dynamic_shapes: Which sizes of those vary, as for `convert`.
-        rules: Makes of the arrays of the folder how they become those of the model.
-        rules_back: Makes how the arrays of the model become those of a folder.
-        may_lack: Tells of a name of the model whether folders need not have it.
-        may_have: Tells of a name of the folder whether the model need not have it.
-        quantization: How the weights of the folder are quantised, as its configuration says.
-        files: Returns texts to keep beside the weights, by the names of their files: the
-            configuration.
-        names: The names of the model's arrays that a folder has; None for all.
+        backend: The backend of the model.
+        example_kwargs: Example inputs by keyword.
+        dynamic_shapes: The sizes of these that vary, as for `convert`.
+        rules: Returns the rules from the arrays of a folder to those of the model.
+        rules_back: Returns the rules from the arrays of the model to those of a folder.
+        may_lack: Returns whether a folder may lack a name of the model.
+        may_have: Returns whether a folder may have a name that the model lacks.
+        quantization: The quantisation of the weights that the configuration states.
+        files: Returns texts to save beside the weights, by file name: the configuration.
+        names: The names of the model's arrays that belong to a folder; None for all.
     """
 
     model: Any
@@ -118,29 +117,29 @@ def from_pretrained(
     """Loads a model, in any framework, from a folder in the layout of the Hub.
 
     The folder has a `config.json` of transformers and weights in safetensors (or of `torch.save`).
-    The class is made without memory, its program is recorded on shapes alone, and the weights are
-    read straight to where they belong, in the dtype that they are to have: torch never holds them.
-    Quantised weights are dequantised on the way.
-    Classes are those of the installed transformers; no code of the folder is run.
+    The class is instantiated without memory, its program is recorded from shapes alone, and the
+    weights are read directly to their devices, in their final dtype, without going through torch.
+    Quantised weights are dequantised on the way. Classes are those of the installed transformers;
+    no code of the folder is run.
 
     Args:
-        folder: The folder, as `model.save_pretrained` leaves it; or the name of a repository of the
-            Hub, such as `org/name`, which huggingface_hub downloads, or finds in its cache.
+        folder: The folder, as written by `model.save_pretrained`; or the name of a repository of
+            the Hub, such as `org/name`, which huggingface_hub downloads or finds in its cache.
         to: `torch`, `jax`, `flax` (or `nnx`); with `structure=True` also `equinox`; None for the
             framework of the folder's own class.
         dtype: The dtype of floating parameters; None or "auto" for that of the configuration.
-        device: Where the weights are to be; None for the CPU, or JAX's default device.
-        example_inputs: What the program is recorded for, as for `convert`.
-        example_kwargs: The same by keyword. Where neither is given they are made from the
-            configuration: two rows of eight tokens and their mask, pictures, sounds.
-        dynamic_shapes: As for `convert`. By default all sizes vary that the code does not fix; of
-            pictures and spectrograms their number.
-        rules: How names and shapes of the folder become those of the model; None for what
-            transformers itself has in its tables.
-        sharding: How the weights are divided among the devices of a mesh:
+        device: The device for the weights; None for the CPU, or JAX's default device.
+        example_inputs: The inputs for which the program is recorded, as for `convert`.
+        example_kwargs: The same by keyword. Without either, they are made from the configuration:
+            two rows of eight tokens and their mask, images, sounds.
+        dynamic_shapes: As for `convert`. By default all sizes vary that the code does not fix; for
+            images and spectrograms only their number.
+        rules: The rules from names and shapes of the folder to those of the model; None for the
+            tables of transformers.
+        sharding: How to divide the weights among the devices of a mesh:
             `fmapper.meshes.Sharding(mesh, "model")`. Each process reads its own shards.
-        offload: How much of a converted model a small device holds, as
-            `fmapper.meshes.Offload({"gpu:0": "8GiB", "cpu": None})`. The rest is brought while the
+        offload: How much of a converted model to keep on small devices, as
+            `fmapper.meshes.Offload({"gpu:0": "8GiB", "cpu": None})`. The rest is fetched while the
             model runs.
         **options: As for `convert`.
 
@@ -150,13 +149,13 @@ def from_pretrained(
         module of the target with the model's classes. An attention mask of tokens may be omitted.
 
     Raises:
-        CheckpointError: The folder holds no model that is known here, or is damaged.
+        CheckpointError: The folder holds no model of a known kind, or is damaged.
         StructureMismatchError: Weights are missing, or have other shapes; lists them.
         ConversionError: The model cannot be converted, or the target is `linen`, whose models hold
             no arrays.
-        PlacementError: With `offload` the model is not converted, or a layer does not fit.
-        TypeError: `offload` is given with `sharding` or `device`, which it decides itself;
-            `structure=True` with `sharding` or `offload`; or options though nothing is converted.
+        PlacementError: With `offload`, the model is not converted, or a layer does not fit.
+        TypeError: `offload` is passed with `sharding` or `device`, which it determines itself;
+            `structure=True` with `sharding` or `offload`; or options for a conversion without one.
         FileNotFoundError: There is no such folder, and no repository of this name that can be
             downloaded.
     """
@@ -177,7 +176,7 @@ def from_pretrained(
         if not source.is_dir():
             source = download(os.fspath(folder))
         _check_folder(source)
-        checkpoint = read_checkpoint(source)  # a class takes longer to make than a folder to refuse
+        checkpoint = read_checkpoint(source)  # before the slow creation of the class
         arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}
         wanted = None if dtype in (None, "auto") else dtype_name(dtype)
         pretrained = find_pretrained(source, wanted, arrays)
@@ -222,7 +221,7 @@ def from_pretrained(
 
 
 def _is_host(device: Any) -> bool:
-    """Returns whether arrays for a device stay in the memory of the host."""
+    """Returns whether arrays for a device stay in host memory."""
     if device is not None:
         return parse_device(device).kind == HOST.kind
     return all(candidate.kind == HOST.kind for candidate in devices())
@@ -230,7 +229,7 @@ def _is_host(device: Any) -> bool:
 
 @contextmanager
 def _note_of(inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Notes on errors of a conversion which example inputs were made for it."""
+    """Adds a note to errors of a conversion about the generated example inputs."""
     try:
         yield
     except ConversionError as error:
@@ -251,8 +250,8 @@ def _convert(
     dynamic_shapes: Any,
     options: Mapping[str, Any],
 ) -> Any:
-    """Converts the model of a folder, with its own example inputs where none are given."""
-    from fmapper.programs import convert as conversion  # not for a model that stays as it is
+    """Converts the model of a folder, with generated example inputs if none are passed."""
+    from fmapper.programs import convert as conversion  # only needed here
 
     convert: Any = conversion.convert_with_arrays
     examples: Mapping[str, Any] = {}
@@ -280,7 +279,7 @@ def find_pretrained(folder: Path, dtype: str | None, arrays: Mapping[str, LazyAr
     """Reads the model of a folder without its weights.
 
     Raises:
-        CheckpointError: No installed framework knows it.
+        CheckpointError: No installed framework can read it.
     """
     _check_folder(folder)
     for adapter in all_adapters():
@@ -302,10 +301,10 @@ def _check_left(
     pretrained: Pretrained,
     source: Path,
 ) -> None:
-    """Warns of arrays that have no place in a model, and that it does not expect to be there.
+    """Warns of arrays that have no place in a model, unless it expects them.
 
     Raises:
-        CheckpointError: They may be the scales of weights that are narrow floats.
+        CheckpointError: They may be the scales of weights with narrow floats.
     """
     expected = {*named_arrays(_weights(pretrained.model)[0]), *(pretrained.names or ())}
     dropped = [
@@ -342,7 +341,7 @@ def _check_left(
 def _select(
     model: Any, tree: Any, arrays: dict[str, LazyArray], pretrained: Pretrained, source: Path
 ) -> dict[str, LazyArray]:
-    """Returns the arrays of the folder that a model takes, in its dtypes."""
+    """Returns the arrays of the folder that a model uses, in its dtypes."""
     named = {name: array for name, (_, array) in named_arrays(tree).items()}
     present = {id(named[name]) for name in arrays if name in named} | {*transient_in(model)}
     saved = (
@@ -361,7 +360,7 @@ def _select(
 
 
 def _check_shapes(arrays: Mapping[str, LazyArray], model: Any, source: Path) -> None:
-    """Raises for arrays that do not fit the model: to record its program takes far longer."""
+    """Raises for arrays that do not fit the model, before the slow recording of its program."""
     named = {name: array for name, (_, array) in named_arrays(_weights(model)[0]).items()}
     problems = []
     for name, array in arrays.items():
@@ -380,7 +379,7 @@ def _check_shapes(arrays: Mapping[str, LazyArray], model: Any, source: Path) -> 
 
 
 def _weights(model: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Returns a tree with the array names of the folder, and the inverse function."""
+    """Returns a tree with the names of the folder, and the inverse function."""
     trees = (
         adapter.weights(model) or adapter.source_weights(model) for adapter in adapters(Models)
     )
@@ -402,7 +401,7 @@ def _dtype_of(model: Any) -> str | None:
 
 
 def _main_dtype(contents: Contents) -> str | None:
-    """Returns the floating dtype that most of the bytes have."""
+    """Returns the floating dtype of the largest number of bytes."""
     sizes: Counter[str] = Counter()
     for array in contents.arrays.values():
         if is_inexact(array.dtype.name):
@@ -431,24 +430,24 @@ def save_pretrained(
 ) -> None:
     """Writes a folder that `transformers.AutoModel.from_pretrained` opens, from any framework.
 
-    The weights get the names and shapes that transformers gives them when it saves, in shards with
-    an index; the configuration is that of the folder the model came from. The
-    folder appears when it is complete.
+    The weights get the names and shapes that transformers would save, in shards with an index; the
+    configuration is that of the folder from which the model was loaded. The folder appears only
+    when it is complete.
 
     Args:
-        model: A model that `from_pretrained` gave, trained or not; or any tree whose arrays have
-            the names of such a one.
-        folder: The folder to write; it must not be there, or be empty.
-        like: The folder whose architecture and configuration the model has; None for the one that
-            it was made from.
-        rules: How names and shapes of a folder become those of the model, the inverse of which is
-            used; None for what transformers has in its tables.
+        model: A model from `from_pretrained`, trained or not; or any tree whose arrays have the
+            names of such a model.
+        folder: The folder to write; it must not exist, or be empty.
+        like: The folder with the architecture and configuration of the model; None for the one from
+            which it was loaded.
+        rules: The rules from names and shapes of a folder to those of the model, whose inverse is
+            applied; None for the tables of transformers.
         max_shard_size: The bytes of arrays in each file, as a number or as `2GB`; None for 5 GB.
 
     Raises:
-        CheckpointError: `like` holds no model that is known here, or the rules have no inverse.
-        StructureMismatchError: The model has not the arrays that such a folder has.
-        FileExistsError: The folder is there, and not empty.
+        CheckpointError: `like` holds no model of a known kind, or the rules have no inverse.
+        StructureMismatchError: The model lacks arrays of such a folder.
+        FileExistsError: The folder exists and is not empty.
     """
     places = folder, _origin_of(model) if like is None else like
     target, origin = (local_place(path, "save_pretrained") for path in places)

@@ -27,16 +27,16 @@ class UrlFile(SourceFile):
 
     def __init__(self, url: Url) -> None:
         self._url = url
-        self.path = cast(Path, url)  # which has what is asked of a path
+        self.path = cast(Path, url)  # a Url has the needed methods
         self.size = url.size()
 
     @contextmanager
     def handle(self) -> Iterator[int]:
-        """Gives a dummy file descriptor: each read is a request of its own."""
+        """Yields a dummy file descriptor, because each read is a separate request."""
         yield -1
 
     def read_into(self, handle: int, out: memoryview, offset: int) -> None:
-        """Fills a buffer from a place in the file."""
+        """Fills a buffer with the bytes at an offset."""
         for at in range(0, len(out), _PIECE):
             part = out[at : at + _PIECE]
             try:
@@ -48,7 +48,7 @@ class UrlFile(SourceFile):
 class UrlWriter(Writer):
     """Writes files behind a URL sequentially; they appear when all are complete.
 
-    Where the host has no transactions each appears when it is complete, an index after its shards.
+    On a host without transactions each appears when it is complete, an index after its shards.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class UrlWriter(Writer):
             file.write(text.encode())
 
     def compare(self) -> None:
-        """Reads back what was written, if asked to; removes it where it differs.
+        """Reads back what was written, if `check` is set; removes it if it differs.
 
         Raises:
-            CheckpointError: It does.
+            CheckpointError: It differs.
         """
         for url, name, at, nbytes, checksum in self._sums:
             if zlib.crc32(url.read_range(at, at + nbytes)) != checksum:

@@ -47,31 +47,31 @@ def save(
 ) -> None:
     """Writes the arrays, numbers and strings of a tree to a file or folder, for `load` to read.
 
-    Arrays are named as `state` names them, and are of any backend and device. They are written one
-    after the other: an array on an accelerator comes to the host when its turn is there, in parts.
-    What is tied is written once, or recorded as tied. The result appears when it is complete; until
-    then it lies beside its place, as `NAME.PID-THREAD.tmp`.
+    Arrays have their names in `state`, and may be of any backend and device. They are written one
+    after the other: an array on an accelerator is copied to the host in parts, just before it is
+    written. Tied arrays are written once, or recorded as tied. The result appears when it is
+    complete; until then it is beside the target, as `NAME.PID-THREAD.tmp`.
 
-    Arrays that several processes hold parts of, of JAX or torch, are written by all of them: each
-    calls `save` with the same path, on a file system that they share, and writes its own parts to
-    the one result. Where one of them dies the others raise within half a minute.
+    Arrays of JAX or torch that are spread over several processes are written by all of them: each
+    calls `save` with the same path, on a shared file system, and writes its own parts. If a process
+    dies, the others raise within half a minute.
 
     Args:
-        tree: A model, an optimizer, a state dict, a checkpoint that `load` gave: any tree.
-        path: The file or folder. A file is replaced; a folder must not be there, or be empty. For
+        tree: A model, an optimizer, a state dict, a checkpoint from `load`: any tree.
+        path: The file or folder. A file is replaced; a folder must not exist, or be empty. For
             safetensors also a URL, to which fsspec writes a stream.
-        format: `safetensors` (a file for a name that ends so, else a folder of shards with an
-            index as the Hub has it) or `npz`; with torch `pt` and `dcp`, with Flax `msgpack` and
-            `orbax`. None goes by how the path ends.
-        metadata: Texts to keep beside the arrays, where the format has a place for some.
+        format: `safetensors` (a file for a name that ends so, else a folder of shards with an index
+            as the Hub has it) or `npz`; with torch `pt` and `dcp`, with Flax `msgpack` and `orbax`.
+            None decides by the ending of the path.
+        metadata: Texts to store besides the arrays, if the format supports them.
         max_shard_size: The bytes of arrays in each file of a folder of safetensors, as a number or
             as `2GB`; None for 5 GB. A larger array has a file to itself.
 
     Raises:
         CheckpointError: The format cannot hold an array or a value; names it. Nothing is written.
-            Or there is no format of this name, or no file can have that of the path.
-        NotAFunctorError: An object that nobody declared holds arrays.
-        FileExistsError: The folder is there and not empty.
+            Or the format does not exist, or the path is not a possible name.
+        NotAFunctorError: An undeclared object holds arrays.
+        FileExistsError: The folder exists and is not empty.
 
     Examples:
         >>> import fmapper, numpy as np, tempfile, pathlib
@@ -80,7 +80,7 @@ def save(
         >>> fmapper.load(path)["step"]
         7
     """
-    from fmapper.checkpoints.formats import together  # it imports much that others do not need
+    from fmapper.checkpoints.formats import together  # a slow import that others do not need
 
     sync()
     target = place_of(path)
@@ -105,7 +105,7 @@ def save(
 
 
 def contents_of_tree(tree: Any) -> Contents:
-    """Returns the contents of a checkpoint of a tree."""
+    """Returns a tree as the contents of a checkpoint."""
     named = arrays_by_name(tree)
     first, ties = merge_ties(named)
     arrays = {name: as_lazy(name, array) for name, array in first.items()}
@@ -153,7 +153,7 @@ def as_lazy(name: str, array: Any) -> LazyArray:
     try:
         if adapter.device(array).kind != "meta":
             if not (isinstance(adapter, Meshes) and adapter.writers(array)):
-                adapter.check(array)  # what processes hold in parts is in other arrays
+                adapter.check(array)  # arrays that processes hold in parts are written elsewhere
             return _InMemory(adapter, array)
     except Exception as error:
         raise CheckpointError(f"{name}: cannot be saved: {error}") from error
@@ -161,7 +161,7 @@ def as_lazy(name: str, array: Any) -> LazyArray:
 
 
 class _InMemory(LazyArray):
-    """An array of a tree. What is read of it comes to the host."""
+    """An array of a tree, copied to the host when it is read."""
 
     def __init__(self, adapter: Arrays, array: Any) -> None:
         self.shape, self.dtype = adapter.shape(array), numpy_dtype(adapter.dtype(array))

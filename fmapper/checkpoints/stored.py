@@ -1,4 +1,4 @@
-"""Arrays in files: read when they are asked for, and no more of them than that."""
+"""Arrays in files, of which only the requested parts are read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import CheckpointError
 from fmapper.files.dtypes import numpy_dtype
 
-_COVER = 1 << 20  # bytes that are read at a time where what lies between runs is read, too
-_RUN = 4 << 10  # bytes: runs of a local file that are longer are read one by one
-_SHORT_RUN = 256  # the same where nothing else may be read
-_GAP = 16 << 10  # bytes that take as long to read as a call takes
+_COVER = 1 << 20  # bytes of one read that includes the gaps between runs
+_RUN = 4 << 10  # bytes; longer runs of a local file are read one by one
+_SHORT_RUN = 256  # the same if gaps must not be read
+_GAP = 16 << 10  # bytes whose reading takes as long as a call
 _PIECE = 1 << 30  # bytes that one call reads: systems refuse more than 2 GiB
-BLOCK = 1 << 20  # bytes that are read and put elsewhere while they are in the cache
+BLOCK = 1 << 20  # bytes that are read and moved on while they are in the cache
 
 
 _reads_exactly: ContextVar[bool] = ContextVar("reads_exactly", default=False)
@@ -31,10 +31,10 @@ _reads_exactly: ContextVar[bool] = ContextVar("reads_exactly", default=False)
 
 @contextmanager
 def exact_reads() -> Iterator[None]:
-    """Reads runs of a local file that are not very short without what lies between them.
+    """Reads runs of a local file, unless they are very short, without the gaps between them.
 
-    One process is as fast if it reads that, too; several that read their parts of one array, each
-    a few columns, would all read the whole.
+    A single process is as fast if it reads the gaps; several processes that each read a few columns
+    of an array would all read the whole array.
     """
     token = _reads_exactly.set(True)
     try:
@@ -44,9 +44,9 @@ def exact_reads() -> Iterator[None]:
 
 
 class SourceFile:
-    """A file of a checkpoint, opened for each read: a thousand shards need no thousand handles.
+    """A file of a checkpoint, opened for each read to limit the number of open files.
 
-    It is read with `pread` and not mapped: a mapped file that becomes shorter ends the process.
+    It is read with `pread` and not mapped, because truncating a mapped file kills the process.
     """
 
     __slots__ = ("_known", "path", "size")
@@ -64,7 +64,7 @@ class SourceFile:
 
     @contextmanager
     def handle(self) -> Iterator[int]:
-        """Opens the file, provided that it is still the one whose header was read."""
+        """Opens the file, if it is unchanged since its header was read."""
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
         handle = os.open(self.path, flags)
         try:
@@ -76,7 +76,7 @@ class SourceFile:
             os.close(handle)
 
     def read_into(self, handle: int, out: memoryview, offset: int) -> None:
-        """Fills a buffer from a place in the file."""
+        """Fills a buffer with the bytes at an offset."""
         at = 0
         while at < len(out):
             count = os.preadv(handle, [out[at : at + _PIECE]], offset + at)
@@ -86,11 +86,11 @@ class SourceFile:
 
 
 class StoredArray(LazyArray):
-    """An array that lies in a file row by row, without compression.
+    """An array stored in a file in C order, without compression.
 
     Attributes:
         file: The file.
-        offset: Where the array begins there, in bytes.
+        offset: The offset of the array in bytes.
     """
 
     stored = True
@@ -148,7 +148,7 @@ class StoredArray(LazyArray):
             self._cover(handle, inner, rows, self.shape[axis:], offset)
 
     def _rows_to_cover(self, box: Box, stride: int) -> int:
-        """Returns how many rows to read at a time with what lies between them; 0 for runs alone."""
+        """Returns how many rows to read at a time including gaps; 0 to read only the runs."""
         count = box[0][1] - box[0][0]
         if not self.file.is_local:  # each read is a request
             return count if count * stride <= _COVER else 0
@@ -168,7 +168,7 @@ class StoredArray(LazyArray):
         return run
 
     def _cover(self, handle: int, out: Any, box: Box, shape: Sequence[int], offset: int) -> None:
-        """Reads the rows that hold wanted elements, and selects those."""
+        """Reads the rows with requested elements, and selects these."""
         (start, stop), *rest = box
         step = math.prod(shape[1:]) * self.dtype.itemsize
         with scratch((stop - start, *shape[1:]), self.dtype) as rows:

@@ -1,4 +1,4 @@
-"""Arrays that do not lie in a file row by row in the order of bytes of this machine."""
+"""Arrays that are not stored in C order in the byte order of this machine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fmapper.files.untrusted import show
 
 
 class UnreadableArray(LazyArray):
-    """An array of which a file says the shape, but has no values that are read here.
+    """An array with a known shape whose values cannot be read.
 
-    The other arrays of the file are read; this one raises when it is.
+    The other arrays of the file can be read; reading this one raises an error.
 
     Args:
         shape: Its shape.
         dtype: Its dtype.
-        reason: What the error says, with the name of the array.
+        reason: The message of the error, with the name of the array.
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any, reason: str) -> None:
@@ -30,14 +30,14 @@ class UnreadableArray(LazyArray):
     def of_unknown(
         cls, path: object, name: str, shape: Sequence[int], dtype: str
     ) -> UnreadableArray:
-        """Returns an array of a dtype that is not known here, which stands for bytes."""
+        """Returns an array of an unknown dtype, which is treated as bytes."""
         import numpy as np
 
         reason = f"{path}: {show(name)}: has the unknown dtype {show(dtype)}, and is not read"
         return cls(shape, np.dtype("V1"), reason)
 
     def astype(self, dtype: Any, name: str = "") -> LazyArray:
-        """Returns the array itself, which raises when it is read."""
+        """Returns the array itself, since reading it raises anyway."""
         return self
 
     def _read(self, box: Box) -> Any:
@@ -45,10 +45,10 @@ class UnreadableArray(LazyArray):
 
 
 class SwappedArray(LazyArray):
-    """An array whose elements are stored in the other order of bytes.
+    """An array whose elements are stored in the opposite byte order.
 
     Args:
-        stored: The array as it is stored, taken for little-endian.
+        stored: The stored array, read as little-endian.
     """
 
     def __init__(self, stored: LazyArray) -> None:
@@ -66,7 +66,7 @@ class SwappedArray(LazyArray):
 
 
 class StridedArray(LazyArray):
-    """A view of a one-dimensional array in any strides, also such that elements repeat.
+    """A view of a one-dimensional array with any strides, so that elements may repeat.
 
     Args:
         base: The array that it is a view of.

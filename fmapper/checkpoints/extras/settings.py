@@ -1,4 +1,4 @@
-"""The configuration beside weights: `config.json`, and what it says of their quantisation."""
+"""The configuration beside weights: `config.json`, and the quantisation that it states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fmapper.files.urls import Place, Url
 
 CONFIG = "config.json"
 QUANTIZATION = "quantization_config"
-_OF_LANGUAGE = "text_config"  # a part of the configuration that may have it instead
+_OF_LANGUAGE = "text_config"  # a part of the configuration that may state it instead
 _MOST_SETTINGS = 20_000_000  # bytes of a configuration
 
 
@@ -19,7 +19,7 @@ def read_settings(path: Place) -> dict[str, Any]:
     """Reads a configuration: a JSON object within bounds.
 
     Raises:
-        CheckpointError: It is none.
+        CheckpointError: The file is not one.
     """
     try:
         settings = (
@@ -45,7 +45,7 @@ def _read_url(url: Url) -> Any:
 def split_quantization(
     settings: dict[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Returns a configuration without what it says of quantisation, and that."""
+    """Splits a configuration into the rest and the quantisation that it states, or None."""
     plain = {key: value for key, value in settings.items() if key != QUANTIZATION}
     quantization = settings.get(QUANTIZATION)
     inner = settings.get(_OF_LANGUAGE)

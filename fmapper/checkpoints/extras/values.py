@@ -34,7 +34,7 @@ def values_in(tree: Any) -> dict[str, Any]:
 
 
 def with_values(tree: T, values: Mapping[str, Any]) -> T:
-    """Returns a tree with other numbers and texts, by name; where none is given the old stay."""
+    """Returns a tree with other numbers and texts, by name; keeps those without a new value."""
 
     def value(path: KeyPath, leaf: Any) -> Any:
         if not is_value(leaf):
@@ -46,7 +46,7 @@ def with_values(tree: T, values: Mapping[str, Any]) -> T:
 
 
 def number_as_array(number: Any, shape: tuple[int, ...], dtype: str) -> LazyArray | None:
-    """Returns a number as the array of no dimensions of a tree; None if it is of another kind."""
+    """Converts a number to a scalar array of a tree's shape and dtype; None if its kind differs."""
     import numpy as np
 
     if shape or isinstance(number, str):
@@ -60,7 +60,7 @@ def number_as_array(number: Any, shape: tuple[int, ...], dtype: str) -> LazyArra
 
 
 def array_as_number(array: LazyArray, number: Any) -> Any:
-    """Returns an array of no dimensions as a number like another one; None if it is no such."""
+    """Converts a scalar array to a number of the same kind as another; None if it is not one."""
     kinds: dict[type, tuple[str, ...]] = {
         bool: ("bool",),
         int: ("int", "uint"),
@@ -75,7 +75,7 @@ def array_as_number(array: LazyArray, number: Any) -> Any:
 def find_clashes(
     checkpoint: Mapping[str, Any], values: Mapping[str, Any], arrays: Collection[str]
 ) -> Iterator[str]:
-    """Describes the names under which checkpoint and tree have things of different kinds.
+    """Describes the names under which checkpoint and tree have values of different kinds.
 
     Args:
         checkpoint: Arrays, numbers and texts by name.
@@ -106,14 +106,15 @@ def missing_values(
 ) -> list[str]:
     """Returns the names of numbers and texts that a checkpoint of a tree would have.
 
-    In plain containers that is each of them. The fields of an object may be settings, which files
-    of other libraries lack: they are missing if the checkpoint has some of them, but not all.
+    In plain containers these are all that the checkpoint lacks. The fields of an object may be
+    settings, which files of other libraries lack: they are missing only if the checkpoint has some
+    of them, but not all.
 
     Args:
         checkpoint: Arrays, numbers and texts by name.
         values: The numbers and texts of the tree by name.
         tree: The tree.
-        objects: The names of objects that were saved as such: they have all of their fields.
+        objects: The names of objects that were saved with all of their fields.
     """
     absent = [name for name in values if name not in checkpoint]
     if not absent:
@@ -130,7 +131,7 @@ def missing_values(
 
 
 def names_of_objects(tree: Any) -> set[str]:
-    """Returns the names of the objects of a tree whose numbers and texts are its own children."""
+    """Returns the names of the objects of a tree that have numbers and texts as children."""
     return _names_of_nodes(
         tree, lambda node: not isinstance(node, CONTAINERS) and not _holds_arrays_alone(node)
     )
@@ -139,8 +140,8 @@ def names_of_objects(tree: Any) -> set[str]:
 def leftover_values(checkpoint: Mapping[str, Any], names: Collection[str], tree: Any) -> list[str]:
     """Returns the names of stored numbers and texts for which a tree has no place.
 
-    Below modules that hold arrays alone, and keep their settings to themselves, others may have
-    saved settings: those are not left over.
+    Other libraries may have saved settings below modules that have only arrays as children: these
+    are not left over.
     """
     left = [name for name, value in checkpoint.items() if is_value(value) and name not in names]
     modules = _names_of_nodes(tree, _holds_arrays_alone) if left else set()
@@ -156,7 +157,7 @@ def _names_of_nodes(tree: Any, is_kind: Callable[[Any], bool]) -> set[str]:
 
 
 def _places_above(name: str) -> Iterator[str]:
-    """Yields the names of the nodes above a leaf, the nearest first; the root has none."""
+    """Yields the names of the nodes above a leaf, the nearest first, without the root."""
     while name:
         name = name.rpartition(".")[0]
         yield name

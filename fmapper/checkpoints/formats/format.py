@@ -28,7 +28,7 @@ from fmapper.suggest import did_you_mean
 if TYPE_CHECKING:
     from fmapper.checkpoints.formats.writer import Writer
 
-MOST_BYTES_OF_A_SHARD = 5_000_000_000  # as the Hub has them
+MOST_BYTES_OF_A_SHARD = 5_000_000_000  # the names of the Hub
 
 
 @dataclass
@@ -36,12 +36,12 @@ class Contents:
     """The contents of a checkpoint.
 
     Attributes:
-        arrays: The arrays by name; one that is tied stands under its first name only.
-        ties: The other names of tied arrays, each with the first one.
-        values: Numbers, strings and bools by name. None is nothing to keep.
-        metadata: What else is said in the file, texts by name.
-        files: The files that the arrays lie in.
-        objects: The names of objects that were saved as such, with all of their numbers.
+        arrays: The arrays by name; a tied one only under its first name.
+        ties: The aliases of tied arrays -> their first names.
+        values: Numbers, strings and bools by name; None is not stored.
+        metadata: Further texts of the file by name.
+        files: The files that contain the arrays.
+        objects: The names of objects that were saved with all of their numbers.
     """
 
     arrays: dict[str, LazyArray]
@@ -53,15 +53,15 @@ class Contents:
 
 
 class Format(ABC):
-    """A format of checkpoints. Adapters have those of their frameworks: `Framework.formats`.
+    """A format of checkpoints. Adapters add those of their frameworks: `Framework.formats`.
 
     Attributes:
-        name: What users call it.
-        other_names: What users call it as well, such as the framework whose files it has.
-        endings: How names of files or folders in it end, by custom.
-        is_folder: It is written as a folder.
-        urls: It is read from URLs, by ranges of bytes, and written there as a stream: the methods
-            take a `Url` as well, which has what they ask of a path.
+        name: Its name for users.
+        other_names: Further names, such as that of its framework.
+        endings: The usual endings of its files or folders.
+        is_folder: Whether it is written as a folder.
+        urls: Whether it is read from URLs, by ranges of bytes, and written there as a stream: the
+            methods then take a `Url`, too, which has the needed methods of a path.
     """
 
     name: ClassVar[str]
@@ -72,11 +72,11 @@ class Format(ABC):
 
     @classmethod
     def is_called(cls, name: str | None) -> bool:
-        """Returns whether a name is one of this format."""
+        """Returns whether a name refers to this format."""
         return name == cls.name or name in cls.other_names
 
     def for_path(self, path: Path) -> Format:
-        """Returns the form of this format for a path: one file, or a folder of several."""
+        """Returns the variant of this format for a path: one file, or a folder of several."""
         return self
 
     def with_shards(self, nbytes: int) -> Format:
@@ -99,7 +99,7 @@ class Format(ABC):
         """Reads names and offsets, but no arrays.
 
         Raises:
-            CheckpointError: The file is damaged, or holds what this format has not.
+            CheckpointError: The file is damaged, or has contents that the format does not allow.
         """
 
     @abstractmethod
@@ -107,8 +107,8 @@ class Format(ABC):
         """Writes arrays in sequence.
 
         Args:
-            out: What to write through: the file, or a folder.
-            contents: What to write.
+            out: The writer of the file or folder.
+            contents: The contents to write.
 
         Raises:
             CheckpointError: The format cannot hold it; says which array, and what to do.
@@ -130,13 +130,13 @@ def read_contents(place: Place, name: str | None = None) -> tuple[Format, Conten
     """Returns the format and the contents of a checkpoint, without reading arrays.
 
     Raises:
-        CheckpointError: It is damaged, or in none that is known here.
+        CheckpointError: It is damaged, or in no known format.
     """
     form = format_of(place, name)
-    path = cast(Path, place)  # a URL has what the formats that take one ask of it
+    path = cast(Path, place)  # formats that accept a Url use only its methods
     with without_collection():
         contents = form.read(path)
-    for key, array in contents.arrays.items():  # one of no elements takes no bytes of the file
+    for key, array in contents.arrays.items():  # an empty array takes no bytes of the file
         if 0 in array.shape and math.prod(filter(None, array.shape)) > MOST_BYTES // 16:
             raise CheckpointError(f"{place}: {show(key)} is too large for any memory")
     return form, contents
@@ -162,13 +162,13 @@ def format_of(place: Place, name: str | None = None) -> Format:
     """Returns the format of a checkpoint: the declared one, or the one that is detected.
 
     Raises:
-        CheckpointError: It is in none that is known here.
+        CheckpointError: It is in no known format.
     """
     if not place.exists():
         raise FileNotFoundError(f"{place}: no such file or folder")
     path = cast(Path, place)
     if isinstance(place, Path) and path.is_file() and not path.stat().st_size:
-        raise CheckpointError(f"{path}: is empty")  # as some of /proc seem, which never end
+        raise CheckpointError(f"{path}: is empty")  # endless files, such as some in /proc
     for candidate in formats():
         if not (candidate.urls or isinstance(place, Path)):
             if candidate.is_called(name) or (name is None and place.suffix in candidate.endings):
@@ -188,7 +188,7 @@ def format_of(place: Place, name: str | None = None) -> Format:
 
 
 def _near(folder: Path) -> str:
-    """Names a checkpoint in a folder that is not one itself: that with the highest number."""
+    """Suggests the checkpoint with the highest number in a folder that is not one itself."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in itertools.islice(entries, _MOST_NEAR)]
     names.sort(key=lambda name: (int(name) if name.isdecimal() else -1, name), reverse=True)
@@ -219,11 +219,11 @@ def format_for(
         path: The file or folder.
         name: The name of a format.
         max_shard_size: The bytes of arrays in a file of a folder, as a number or as `2GB`.
-        source: The format of a folder that is converted: a path without an ending gets it, too.
+        source: The format of a folder that is converted, which a path without an ending keeps.
 
     Raises:
-        CheckpointError: There is no format of this name, none for this ending, or it is not written
-            behind a URL or in shards.
+        CheckpointError: No format has this name or ending, or it cannot be written to a URL or in
+            shards.
     """
     if name is None and source is not None and source.is_folder:
         is_clear = any(path.suffix in candidate.endings for candidate in formats())
@@ -238,7 +238,7 @@ def shard_bytes(size: int | str) -> int:
     """Returns the bytes of a number or a text such as `2GB`.
 
     Raises:
-        CheckpointError: It is something else, or not positive.
+        CheckpointError: It is not a size, or not positive.
     """
     nbytes = parse_bytes(size) if isinstance(size, str) else size
     if type(nbytes) is not int or nbytes < 1:
@@ -267,10 +267,10 @@ def _format_for(path: Path, name: str | None) -> Format:
 
 
 def check_contents(contents: Contents) -> None:
-    """Checks that what is to be written can be read again, whatever the format.
+    """Checks that contents can be written and read again in any format.
 
     Raises:
-        CheckpointError: A name, a text or a number cannot be kept; says which.
+        CheckpointError: A name, a text or a number cannot be stored; names it.
     """
     for name in itertools.chain(contents.arrays, contents.ties, contents.values):
         try:
@@ -322,14 +322,14 @@ def tied_to_text(contents: Contents) -> str:
 
 
 def unite_tied(contents: Contents, text: str) -> None:
-    """Makes one array of those that a file has under several names, because its library reads each.
+    """Unites the arrays that a file has under each name of a tie.
 
     Args:
-        contents: What was read; it is changed.
-        text: What `tied_to_text` gave when it was written.
+        contents: The contents of the file, which are changed.
+        text: The result of `tied_to_text` for the saved contents.
 
     Raises:
-        Misfit: The text is something else, or names arrays that are not alike.
+        Misfit: The text is malformed, or names arrays that differ.
     """
     about, arrays = read_json(text), contents.arrays
     ties = about.get("ties") if type(about) is dict and about.get("version") == 1 else None
@@ -366,9 +366,9 @@ def file_in(folder: Path, name: str) -> Path:
     """Returns the path of a file in the folder of a checkpoint.
 
     Raises:
-        CheckpointError: It is not there, or a link that leads out of the folder.
+        CheckpointError: It does not exist, or is a link that leads out of the folder.
     """
-    if isinstance(folder, Url):  # its names lead to where its host says, and to no file of ours
+    if isinstance(folder, Url):  # the host resolves its names, which cannot refer to local files
         return folder / name
     try:
         return member(folder, name)

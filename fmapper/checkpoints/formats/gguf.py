@@ -28,9 +28,9 @@ _PLAIN = {  # types of arrays without blocks
 
 
 class Gguf(Format):
-    """The format of a single file, which is read only. Names and layouts are llama.cpp's.
+    """The format of a single file, which cannot be written. Names and layouts are llama.cpp's.
 
-    Arrays of blocks such as Q4_K are float32; `find_quantized` gives them as they are. Numbers and
+    Arrays of blocks such as Q4_K are float32; `find_quantized` returns them quantised. Numbers and
     texts of the file, such as `general.architecture`, are metadata; lists, such as a vocabulary,
     and texts of more than a mebibyte are left out.
     """
@@ -78,7 +78,7 @@ class Gguf(Format):
 def _array(file: SourceFile, name: str, entry: GgufEntry) -> tuple[StoredArray, LazyArray]:
     """Returns the bytes of an array in the file, and the array itself.
 
-    How many bytes an array of an unknown type has is not known.
+    The size of an array of an unknown type is unknown.
     """
     array: LazyArray
     if entry.type in _PLAIN:

@@ -29,14 +29,14 @@ from fmapper.files.zips import DEFLATED, STORED, Unpacking, ZipMember, ZipMember
 
 _ABOUT = "__fmapper__.json"
 _MOST_ABOUT = 32_000_000  # bytes
-_MOST_RATIO = 100  # of those to what they are packed into
+_MOST_RATIO = 100  # of these bytes to their compressed size
 _MOST_HEADER = 65_536  # bytes of a header of .npy
 _HEADERS = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}
 _USUAL = re.compile(  # as NumPy writes it
     rb"\{'descr': '([<>|=]?[biufc][0-9]{1,2})', 'fortran_order': (True|False), "
     rb"'shape': \(([0-9]{1,19},|[0-9]{1,19}(?:, [0-9]{1,19}){1,63}|)\), \}[ \n]*"
 )
-_AS_INTEGERS = STORED_DTYPES | {  # of dtypes that NumPy lacks
+_AS_INTEGERS = STORED_DTYPES | {  # dtypes that NumPy lacks
     "int4",
     "uint4",
     "int2",
@@ -48,8 +48,8 @@ _AS_INTEGERS = STORED_DTYPES | {  # of dtypes that NumPy lacks
 }
 _LOCAL = 30  # bytes before the name of a member
 _LONGEST_NAME = 1 << 12
-_FIRST = 192  # bytes of a member that are read at first: headers of NumPy have 128
-_DAMAGED = (  # what NumPy's parser of headers raises
+_FIRST = 192  # bytes of a member that are read first: NumPy's headers have 128
+_DAMAGED = (  # errors of NumPy's parser of headers
     EOFError,
     KeyError,
     RecursionError,
@@ -77,7 +77,7 @@ class Npz(Format):
             return True
         with path.open("rb") as file:
             head = file.read(_LOCAL + _LONGEST_NAME)
-        length = int.from_bytes(head[26:28], "little")  # of the name of the first member
+        length = int.from_bytes(head[26:28], "little")  # length of the name of the first member
         name = head[_LOCAL : _LOCAL + length]
         return head.startswith(b"PK\3\4") and name.endswith(b".npy")
 
@@ -99,7 +99,7 @@ class Npz(Format):
         with out.open() as target, zipfile.ZipFile(target, "w") as archive:
             for name, array in contents.arrays.items():
                 dtype = array.dtype
-                if dtype.hasobject or not hasattr(np, dtype.name):  # of ml_dtypes
+                if dtype.hasobject or not hasattr(np, dtype.name):  # a dtype of ml_dtypes
                     if dtype.name not in _AS_INTEGERS:
                         raise CheckpointError(f"{name}: npz has no {dtype.name}")
                     strange[name] = dtype.name
@@ -160,7 +160,7 @@ def _about(data: bytes) -> dict[str, Any]:
 
 
 class _Headers:
-    """A cache of `.npy` headers, because many arrays have the same."""
+    """A cache of `.npy` headers, because many arrays share them."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[tuple[int, ...], bool, Any]] = {}
@@ -286,7 +286,7 @@ class _MemberFile(SourceFile):
         self._begin, self._checksum = begin, checksum
 
     def read_into(self, handle: int, out: memoryview, offset: int) -> None:
-        """Fills a buffer from a place in the file."""
+        """Fills a buffer with the bytes at an offset."""
         super().read_into(handle, out, offset)
         try:
             self._checksum.add(out, offset - self._begin)
@@ -336,6 +336,6 @@ class _Packed(LazyArray):
                 yield part
                 start += len(part)
             return
-        for part in archive.parts(self._member):  # the whole, with its checksum
+        for part in archive.parts(self._member):  # the whole member, with its checksum
             yield part[start:]
             start = max(0, start - len(part))

@@ -27,12 +27,12 @@ from fmapper.files.urls import Url
 
 ENDING = ".safetensors"
 INDEX = "model.safetensors.index.json"
-_ABOUT = "fmapper"  # the key of what the format has no place for
+_ABOUT = "fmapper"  # the key for contents that the format has no place for
 _SHARD = re.compile(r"[\w.=+-]{1,200}\.safetensors")
 
 
 class Safetensors(Format):
-    """One file. Ties, numbers and strings stand as JSON in its metadata, under `fmapper`."""
+    """One file. Its metadata has ties, numbers and strings as JSON, under `fmapper`."""
 
     name: ClassVar[str] = "safetensors"
     endings: ClassVar[tuple[str, ...]] = (ENDING,)
@@ -64,10 +64,10 @@ class Safetensors(Format):
 
 
 class SafetensorsFolder(Format):
-    """A folder as the Hub has it: `model.safetensors`, or shards of bounded bytes and an index.
+    """A folder in the Hub's layout: `model.safetensors`, or shards of bounded size and an index.
 
     Args:
-        most: The bytes of arrays in a file, unless one alone has more; None for 5 GB.
+        most: The maximal bytes of arrays per file, unless a single array has more; None for 5 GB.
     """
 
     name: ClassVar[str] = "safetensors"
@@ -78,7 +78,7 @@ class SafetensorsFolder(Format):
         self.most = most
 
     def for_path(self, path: Path) -> Format:
-        """Returns the form for one file where the name ends so."""
+        """Returns the format of one file for a name that ends with .safetensors."""
         return Safetensors().for_path(path)
 
     def with_shards(self, nbytes: int) -> Format:

@@ -1,4 +1,4 @@
-"""Checkpoints that several processes write: each the parts of arrays that it holds."""
+"""Checkpoints that several processes write, each the parts of arrays that it holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Spread = Mapping[str, tuple[Meshes, Any, Mapping[Box, int]]]
 
 
 def spread_arrays(contents: Contents) -> Spread | None:
-    """Returns the arrays that are spread over several processes; None where there are none.
+    """Returns the arrays that are spread over several processes; None if there are none.
 
     Raises:
         CheckpointError: An array cannot be written in parts; names it.
@@ -48,7 +48,7 @@ def save(target: Place, form: Format, contents: Contents, spread: Spread) -> Non
             f"share; for {form.name}, gather the arrays first, or use the framework itself."
         )
     is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-    if form.is_folder and not is_free:  # every process sees that
+    if form.is_folder and not is_free:  # every process sees it
         raise FileExistsError(f"{target} already exists and is not an empty folder")
     (adapter, _, _) = next(iter(spread.values()))
     rank, count = adapter.process()
@@ -117,7 +117,7 @@ def _runs(box: Box, shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int
     whole = len(shape)
     while whole and box[whole - 1] == (0, shape[whole - 1]):
         whole -= 1
-    outer = max(0, whole - 1)  # the dimensions before the one that is divided last
+    outer = max(0, whole - 1)  # the dimensions before the last divided one
     nbytes = math.prod(box_shape(box[outer:])) * itemsize
     first = sum(low * stride for (low, _), stride in zip(box, strides, strict=True))
     for place in np.ndindex(*box_shape(box[:outer])) if nbytes else ():

@@ -1,4 +1,4 @@
-"""Writing arrays that are described and not read, a panel at a time, several at once."""
+"""Writes lazy arrays, a panel at a time, several at once."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from fmapper.errors import CheckpointError, LossyCastError
 T = TypeVar("T")
 
 _PANEL = 8 << 20  # bytes of a part that is held in memory
-_WIDE = 32 << 20  # of one that takes runs from everywhere in a file, which is read again for each
-_SHORTEST_RUN = 1 << 10  # bytes: below that reading across the rows of a file is slow
+_WIDE = 32 << 20  # of a part with runs from everywhere in a file, which is read again for each part
+_SHORTEST_RUN = 1 << 10  # bytes; shorter runs across the rows of a file are slow to read
 _COPY = 64 << 20  # bytes that are copied within the kernel at a time
-_PAGE = 4 << 10  # bytes; the kernel is quick where source and target lie alike in them
+_PAGE = 4 << 10  # bytes; the kernel copies fast if source and target have the same offset in a page
 _WORKERS = 2  # one reads and computes while another writes
-_large = threading.Lock()  # of panels that are larger than _WIDE there is one at a time
+_large = threading.Lock()  # only one panel larger than _WIDE at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an array, and where it goes.
+    """A part of an array, and its place in the target.
 
     Attributes:
-        name: The array's.
+        name: The name of the array.
         array: The array, or a run of bytes of a file.
-        box: Which part, for an array.
-        offset: Where its bytes go in the target, from the beginning of the file.
-        nbytes: How many there are.
+        box: The part of the array.
+        offset: The offset of its bytes in the target file.
+        nbytes: The number of bytes.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Piece:
 def panels(array: LazyArray, wide: int = _PANEL) -> Iterator[tuple[Box, int]]:
     """Yields parts of an array of some 8 MiB in the order of its memory, each with its bytes.
 
-    They are larger where a part would need short runs from everywhere in a file.
+    Parts are larger if they would consist of short runs from everywhere in a file.
 
     Args:
         array: The array.
-        wide: The bytes of a part that takes runs from everywhere.
+        wide: The bytes of such a larger part.
     """
     itemsize = array.dtype.itemsize
     most = _PANEL // itemsize
@@ -73,7 +73,7 @@ def panels(array: LazyArray, wide: int = _PANEL) -> Iterator[tuple[Box, int]]:
 def _axis_of_runs(array: LazyArray) -> int | None:
     """Returns the dimension whose elements are contiguous in files, counted from the end.
 
-    None where it is not known.
+    None if it is unknown.
     """
     from fmapper.checkpoints.lazy_operations import Cast, Concatenate, Part, Reshape, Transpose
 
@@ -89,7 +89,7 @@ def _axis_of_runs(array: LazyArray) -> int | None:
         new = [at for at, n in enumerate(array.shape, -array.ndim) if n != 1]
         if axis not in old or [before.shape[at] for at in old] != [array.shape[at] for at in new]:
             return None
-        return new[old.index(axis)]  # as in a stack, where a dimension of one is put in
+        return new[old.index(axis)]  # as in a stack, which inserts a dimension of size 1
     return None if isinstance(array, Operation) else -1
 
 
@@ -115,7 +115,7 @@ def write_piece(handle: int, piece: Piece, check: bool) -> int | None:
     """Writes a piece to its place.
 
     Returns:
-        The checksum of what was written, if it is to be compared later; None where it was copied.
+        The checksum of the written bytes if `check`; None if they were copied.
     """
     if isinstance(piece.array, tuple) and piece.array[0].is_copied:
         file, start = piece.array
@@ -129,7 +129,7 @@ def write_piece(handle: int, piece: Piece, check: bool) -> int | None:
 
 @contextmanager
 def _bytes_of(piece: Piece) -> Iterator[memoryview]:
-    """Reads a panel in the form in which it is written, into memory of this thread."""
+    """Reads a panel into memory of this thread, as bytes to write."""
     if not isinstance(piece.array, Operation | StoredArray):
         yield read_bytes(piece)
         return
@@ -141,7 +141,7 @@ def _bytes_of(piece: Piece) -> Iterator[memoryview]:
 
 
 def read_bytes(piece: Piece) -> memoryview:
-    """Reads a panel in the form in which it is written."""
+    """Reads a panel as bytes to write."""
     import numpy as np
 
     if isinstance(piece.array, tuple):
@@ -165,7 +165,7 @@ def _name_piece(piece: Piece) -> Iterator[None]:
 
 
 def _copy(source: int, target: int, start: int, offset: int, nbytes: int) -> None:
-    """Copies bytes from file to file: in the kernel where it can, unless that copies by halves."""
+    """Copies bytes from file to file, in the kernel if possible and fast."""
     done = 0
     try:
         while done < nbytes and not (start - offset) % _PAGE:
@@ -173,7 +173,7 @@ def _copy(source: int, target: int, start: int, offset: int, nbytes: int) -> Non
             if not count:
                 break
             done += count
-    except (AttributeError, OSError):  # not here, or not between these file systems
+    except (AttributeError, OSError):  # not on this system, or not between these file systems
         pass
     with scratch((BLOCK,), "u1") as block:
         data = memoryview(block.data)
@@ -210,12 +210,12 @@ def in_order(
 class Writer:
     """The writer of a format: files that are filled a piece at a time.
 
-    With a journal, pieces that an earlier run has written are not written again. Every file is
-    read back when it is complete, and compared with what was to be written.
+    With a journal, pieces that an earlier run has written are not written again. Every complete
+    file is read back and compared.
 
     Attributes:
         path: The file, or the folder, to fill.
-        on_bytes: Called with how many bytes have been written.
+        on_bytes: Called with the number of bytes that have been written.
     """
 
     def __init__(
@@ -328,7 +328,7 @@ def _buffer(nbytes: int) -> memoryview:
 
 
 def _reads_back(handle: int, piece: Piece, checksum: int | None) -> bool:
-    """Returns whether a file has what was written, by its checksum or by what was copied."""
+    """Returns whether a file has the right bytes, by checksum or compared with the copied file."""
     import numpy as np
 
     actual = 0
@@ -381,14 +381,14 @@ class Journal:
                 else:
                     self._done.add((fields[0], int(fields[1]), int(fields[2])))
         self._file = path.open("a")
-        self._file.write("\n")  # behind what was torn
+        self._file.write("\n")  # after the torn line
 
     def has(self, file: str, piece: Piece) -> bool:
         """Returns whether a piece has been written."""
         return (file, piece.offset, piece.nbytes) in self._done
 
     def add(self, file: str, piece: Piece) -> None:
-        """Notes that a piece has been written."""
+        """Records that a piece has been written."""
         self._file.write(f"{file} {piece.offset} {piece.nbytes}\n")
         self._file.flush()
 
@@ -397,7 +397,7 @@ class Journal:
         return file in self._complete
 
     def complete(self, file: str) -> None:
-        """Notes that a file has been written and compared."""
+        """Records that a file has been written and compared."""
         self._file.write(f"{file} 0 complete\n")
         self._file.flush()
 

@@ -24,13 +24,14 @@ class QuantizedLayout:
 
     Attributes:
         kind: The format.
-        dtype: Of the values, where the parts do not say it: of `float8`, `integers`, `mxfp4`.
-        block: The sizes of a block, where the shape of the scales does not say it.
+        dtype: The dtype of the values, if the parts do not determine it: for `float8`, `integers`,
+            `mxfp4`.
+        block: The sizes of a block, if the shape of the scales does not determine them.
         bits: The bits of an integer, for `gptq`.
-        version: Of the format, for `gptq`: in 1 each zero is less by one.
+        version: The version of the format, for `gptq`: in 1 stored zeros are less by one.
         type: The type of blocks, for `ggml`.
-        transposed: Whether the last two dimensions of the result change places: AWQ, GPTQ and
-            MXFP4 have the weight of a linear layer as it is multiplied with.
+        transposed: Whether the last two dimensions of the result are swapped: AWQ, GPTQ and MXFP4
+            store the weight of a linear layer as (in, out).
     """
 
     kind: Kind
@@ -44,16 +45,16 @@ class QuantizedLayout:
 
 @functor(children=("values", "scales", "zeros", "index"))
 class QuantizedArray:
-    """A quantised array: moved, saved and placed as a unit; it takes the memory of its parts.
+    """A quantised array, moved, saved and placed as a unit; it takes the memory of its parts.
 
     The parts may be of any backend, or not yet read.
 
     Attributes:
-        layout: How they lie.
-        values: The integers, or what they are packed in.
+        layout: The layout of the parts.
+        values: The integers, or the words that pack them.
         scales: The scales.
         zeros: The zeros, if there are any.
-        index: The group of each row, if they are not in order.
+        index: The group of each row, if groups are not in order.
 
     Examples:
         >>> import numpy as np
@@ -103,7 +104,7 @@ class QuantizedArray:
         """Returns the dense array, lazily: values are computed as they are read.
 
         Raises:
-            CheckpointError: The parts do not go together.
+            CheckpointError: The parts do not fit together.
         """
         return self._with(*(None if part is None else _lazy(part) for part in self._parts()))
 
@@ -151,7 +152,7 @@ def _lazy(part: Any) -> LazyArray:
 
 
 def _outline(part: Any) -> LazyArray:
-    """Returns an array of the shape and dtype of a part, whatever its backend."""
+    """Returns a lazy array with the shape and dtype of a part of any backend."""
     if isinstance(part, LazyArray):
         return part
     return LazyArray.full(tuple(part.shape), 0, numpy_dtype(bare_name(part.dtype)))

@@ -1,4 +1,4 @@
-"""Dequantising as an operation on lazy arrays: boxes end where blocks of the format do."""
+"""Dequantisation as an operation on lazy arrays, in boxes that are aligned to blocks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PART = 1 << 17  # elements that are computed at a time
 
 
 class Dequantize(Operation):
-    """Computes values from those of operands, some whole blocks at a time.
+    """Computes values from those of its operands, in whole blocks.
 
     Attributes:
-        grain: For each dimension, the elements that are only read together.
+        grain: For each dimension, the number of elements that must be read together.
     """
 
     grain: tuple[int, ...]
@@ -78,7 +78,7 @@ def expect(array: LazyArray, what: str, ndim: int | None, dtypes: Sequence[str])
     """Checks the dimensions and dtype of a part.
 
     Raises:
-        CheckpointError: They are others.
+        CheckpointError: They differ.
     """
     if array.dtype.name not in dtypes or (ndim is not None and array.ndim != ndim):
         dims = "" if ndim is None else f" of {ndim} dimensions"
@@ -91,7 +91,7 @@ def expect_shape(array: LazyArray, what: str, shape: Sequence[int]) -> None:
     """Checks the shape of a part.
 
     Raises:
-        CheckpointError: It is another.
+        CheckpointError: It differs.
     """
     if array.shape != tuple(shape):
         raise CheckpointError(f"{what} have shape {list(array.shape)}, not {list(shape)}")

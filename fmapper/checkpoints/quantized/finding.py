@@ -18,7 +18,7 @@ from fmapper.files.untrusted import Misfit, show
 Arrays: TypeAlias = Mapping[str, LazyArray]
 Config: TypeAlias = Mapping[str, Any]
 _NARROW = ("int8", "uint8", "int16", "uint16")
-_METADATA = " metadata"  # beside what a quantization_config has
+_METADATA = " metadata"  # besides the keys of a quantization_config
 _OF_TORCHAO = {
     "Float8Tensor": "float8",
     "Int8Tensor": "integers",
@@ -30,9 +30,9 @@ class _Found(NamedTuple):
     """A quantised array.
 
     Attributes:
-        name: The name of the array that it stands for.
-        layout: How its parts lie.
-        parts: The names of values, scales, zeros and index; those of no array are left out.
+        name: The name of the dense array.
+        layout: The layout of its parts.
+        parts: The names of values, scales, zeros and index, without missing ones.
     """
 
     name: str
@@ -45,7 +45,7 @@ def find_quantized(
 ) -> dict[str, LazyArray | QuantizedArray]:
     """Returns the arrays of a checkpoint, each quantised one as a single array.
 
-    What belongs together is told by names:
+    Parts are recognised by their names:
 
     - FP8: `W` and `W_scale_inv` or `W_scale`;
     - MXFP4: `W_blocks` and `W_scales`;
@@ -58,12 +58,12 @@ def find_quantized(
         config: The `quantization_config` of the checkpoint's `config.json`: the sizes of blocks,
             bits, the version of a format. None for that of the folder, if `arrays` is a
             `Checkpoint`.
-        metadata: The texts in the checkpoint's files, in which torchao says how arrays lie; None
-            for those of a `Checkpoint`.
+        metadata: The texts in the checkpoint's files, in which torchao states layouts; None for
+            those of a `Checkpoint`.
 
     Raises:
-        CheckpointError: A part is missing, has the wrong shape or dtype, or would mean something
-            else under another configuration, and there is none. Names the array.
+        CheckpointError: A part is missing, has the wrong shape or dtype, or is ambiguous without a
+            configuration. Names the array.
     """
     if isinstance(arrays, Checkpoint):
         config = arrays.quantization if config is None else config
@@ -106,19 +106,19 @@ def dequantize(
 ) -> dict[str, LazyArray]:
     """Returns the arrays of a checkpoint, with quantised ones made dense.
 
-    Nothing is read; values are computed panel by panel when they are.
+    Nothing is read; values are computed panel by panel when they are read.
 
     Args:
         arrays: The arrays by name.
         config: The `quantization_config` of the checkpoint's `config.json`, as for
             `find_quantized`.
-        dtype: The dtype of those that were quantised. If None, what the file says; else bfloat16,
-            or that of the scales for AWQ and GPTQ, which compute in it.
+        dtype: The dtype of the dequantised arrays. None for the one that the file states; otherwise
+            bfloat16, or that of the scales for AWQ and GPTQ, which compute in it.
         metadata: The texts in the checkpoint's files, as for `find_quantized`.
 
     Raises:
-        CheckpointError: As for `find_quantized`; or arrays that the configuration calls quantised
-            are of a kind that is not known here.
+        CheckpointError: As for `find_quantized`; or the kind of arrays that the configuration calls
+            quantised is unknown.
     """
     if config is None and isinstance(arrays, Checkpoint):
         config = arrays.quantization
@@ -129,7 +129,7 @@ def dequantize(
         elif dtype is None:
             result[name] = array.dequantize()
         else:
-            # Products of floats are cast as all arrays are: none becomes infinite in silence.
+            # Products of floats are cast like all arrays, so that none silently becomes infinite.
             is_product = array.layout.kind in ("float8", "mxfp4")
             layout = dataclasses.replace(array.layout, dtype="float32" if is_product else dtype)
             parts = array.values, array.scales, array.zeros, array.index
@@ -140,9 +140,9 @@ def dequantize(
 
 
 def _check_nothing_is_left(arrays: Arrays, config: Config) -> None:
-    """Raises for quantised arrays of a kind that is not known here.
+    """Raises for quantised arrays of an unknown kind.
 
-    Where a configuration says that weights are quantised, a matrix of narrow numbers is a part of
+    If the configuration says that weights are quantised, a matrix of narrow numbers is a part of
     one.
     """
     for name, array in arrays.items():
@@ -181,10 +181,10 @@ def _float8(name: str, arrays: Arrays, config: Config) -> _Found | None:
 
 
 def _block_size(config: Config) -> Any:
-    """Returns the size of blocks that a configuration states for all weights; None if it does not.
+    """Returns the block size that a configuration states for all weights; None if it states none.
 
     Raises:
-        CheckpointError: It states several, for different layers.
+        CheckpointError: It states several sizes, for different layers.
     """
     if config.get("weight_block_size") is not None:
         return config["weight_block_size"]
@@ -218,7 +218,7 @@ def _mxfp4(name: str, arrays: Arrays, config: Config) -> _Found | None:
 
 
 def _torchao(name: str, arrays: Arrays, config: Config) -> _Found | None:
-    """Reads what torchao writes about an array into the metadata of its file."""
+    """Reads torchao's description of an array from the metadata of its file."""
     module, dot, parameter = name.rpartition(".")
     if not parameter.startswith("_"):
         return None
@@ -229,7 +229,7 @@ def _torchao(name: str, arrays: Arrays, config: Config) -> _Found | None:
     about = config.get(_METADATA, {}).get(new)
     if about is not None:
         layout = _as_torchao_says(layout, new, about)
-    elif zeros in arrays and arrays[zeros].dtype.kind not in "iu":  # those of an Int4Tensor
+    elif zeros in arrays and arrays[zeros].dtype.kind not in "iu":  # the parts of an Int4Tensor
         raise CheckpointError(
             f"{new}: the meaning of its zeros is stated in the metadata of its file: pass the "
             f"checkpoint itself"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _WORD = 32
 _FLOATS = ("float16", "bfloat16", "float32")
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where each of eight columns is in a word
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the position of each of eight columns in a word
 
 
 def _unpack(words: np.ndarray[Any, Any], shifts: Sequence[int], axis: int) -> np.ndarray[Any, Any]:
@@ -54,7 +54,7 @@ def _groups(rows: int, count: int, what: str) -> int:
 class Awq(Dequantize):
     """AWQ with 4 bits: `(weight - zeros) * scales`.
 
-    As AutoAWQ's `dequantize_gemm` computes it. The result has the shape [in, out]; the weight of a
+    Computed like AutoAWQ's `dequantize_gemm`. The result has the shape [in, out]; the weight of a
     linear layer is its transpose.
 
     Args:
@@ -63,7 +63,7 @@ class Awq(Dequantize):
         scales: float16[in / group, out].
 
     Raises:
-        CheckpointError: They do not go together.
+        CheckpointError: The parts do not fit together.
     """
 
     def __init__(self, weight: LazyArray, zeros: LazyArray, scales: LazyArray) -> None:
@@ -97,19 +97,19 @@ class Awq(Dequantize):
 class Gptq(Dequantize):
     """GPTQ with 2, 4 or 8 bits: `scales * (weight - zeros)`.
 
-    As AutoGPTQ computes it, whose files hold each zero less one, and GPTQModel. The result has the
+    Computed like AutoGPTQ, whose files store zeros less by one, and GPTQModel. The result has the
     shape [in, out]; the weight of a linear layer is its transpose.
 
     Args:
-        weight: int32[in * bits / 32, out], rows in a word one after the other.
+        weight: int32[in * bits / 32, out], with consecutive rows in a word.
         zeros: int32[groups, out * bits / 32].
         scales: float16[groups, out].
-        index: int32[in], the group of each row; they are equal and in order if None.
+        index: int32[in], the group of each row; None for equal groups in order.
         bits: The bits of an integer.
-        version: 2 if the zeros are as they are, as in the format `gptq_v2`.
+        version: 2 if zeros are stored unchanged, as in the format `gptq_v2`.
 
     Raises:
-        CheckpointError: They do not go together.
+        CheckpointError: The parts do not fit together.
     """
 
     def __init__(

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 _FLOATS = ("float32", "float16", "bfloat16")
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-_EXPONENTS = ("float8_e8m0fnu", "uint8")  # of two; less 127
+_EXPONENTS = ("float8_e8m0fnu", "uint8")  # exponents of two are stored plus 127
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 FP4_PER_BYTE = 2
 
 
 class _Scaled(Dequantize):
-    """Values whose last dimensions are divided in blocks, each with a scale."""
+    """Values whose last dimensions are divided into blocks, each with a scale."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ def _block_of_grid(shape: Sequence[int], grid: Sequence[int], may_be_cut: bool) 
     """Returns the only sizes of a block that give this grid.
 
     Raises:
-        CheckpointError: There are none, or several, because the last block may be cut off.
+        CheckpointError: No sizes do, or several do, because the last block may be cut off.
     """
     sizes = []
     for size, count in zip(shape, grid, strict=True):
@@ -110,19 +110,19 @@ def _block(shape: Sequence[int], grid: Sequence[int], block: Sequence[int]) -> t
 class ScaledFloats(_Scaled):
     """FP8 with a scale for each block, row or tensor: `values * scales`, in float32.
 
-    As `Fp8Dequantize` of transformers and `Float8Tensor` of torchao compute it. Blocks at the end
-    may be cut off, as in DeepSeek's checkpoints, where `block` says how large they are.
+    Computed like `Fp8Dequantize` of transformers and `Float8Tensor` of torchao. Blocks at the end
+    may be cut off, as in DeepSeek's checkpoints, if `block` states their size.
 
     Args:
         values: float8, of any dimensions.
         scales: A scale for each block: float32 and the like, or exponents as float8_e8m0fnu or
             uint8. Its shape is that of the grid of blocks.
-        block: The sizes of a block in the last dimensions; from the grid if None, where only one
-            size gives it.
-        dtype: Of the result.
+        block: The sizes of a block in the last dimensions; None to derive them from the grid, if it
+            determines them.
+        dtype: The dtype of the result.
 
     Raises:
-        CheckpointError: They do not go together.
+        CheckpointError: The parts do not fit together.
     """
 
     def __init__(
@@ -156,18 +156,18 @@ class ScaledFloats(_Scaled):
 class ScaledIntegers(_Scaled):
     """Integers with a scale and a zero for each block: `(values - zeros) * scales`.
 
-    As torchao's `dequantize_affine` computes it, for `Int8Tensor` and `IntxUnpackedToInt8Tensor`,
-    in which integers of 1 to 8 bits have a byte each: the difference is of the result's dtype.
+    Computed like torchao's `dequantize_affine`, for `Int8Tensor` and `IntxUnpackedToInt8Tensor`,
+    which store integers of 1 to 8 bits in a byte each: the difference has the result's dtype.
 
     Args:
         values: int8 or uint8, of any dimensions.
         scales: A scale for each block. Its shape is that of the grid of blocks.
         zeros: The zero of each block, if it is not 0.
-        block: The sizes of a block in the last dimensions; from the grid if None.
-        dtype: Of the result.
+        block: The sizes of a block in the last dimensions; None to derive them from the grid.
+        dtype: The dtype of the result.
 
     Raises:
-        CheckpointError: They do not go together.
+        CheckpointError: The parts do not fit together.
     """
 
     def __init__(
@@ -208,9 +208,9 @@ class ScaledIntegers(_Scaled):
 
 
 class Mxfp4(Dequantize):
-    """MXFP4: sixteen values in a nibble each, 32 of them with an exponent.
+    """MXFP4: nibbles for sixteen values, and an exponent for every 32 of them.
 
-    As transformers' `convert_moe_packed_tensors` computes it, but not yet transposed.
+    Computed like transformers' `convert_moe_packed_tensors`, but not yet transposed.
 
     Args:
         blocks: uint8[..., G, 16]; the low nibble comes first.
@@ -218,7 +218,7 @@ class Mxfp4(Dequantize):
         dtype: Of the result, which has the shape [..., 32 * G].
 
     Raises:
-        CheckpointError: They do not go together.
+        CheckpointError: The parts do not fit together.
     """
 
     def __init__(self, blocks: LazyArray, scales: LazyArray, dtype: str = "bfloat16") -> None:
@@ -244,7 +244,7 @@ class Mxfp4(Dequantize):
         table = np.array([(_FP4[byte & 15], _FP4[byte >> 4]) for byte in range(256)], np.float32)
         floats = table.view(np.uint64)[:, 0][blocks].view(np.float32)
         exponents = scales.astype(np.int32)[..., None] - 127
-        first = exponents // 2  # the power itself may be infinite where the value is not
+        first = exponents // 2  # the power may be infinite although the value is not
         with np.errstate(all="ignore"):
             floats *= np.ldexp(np.float32(1), first)
             floats *= np.ldexp(np.float32(1), exponents - first)

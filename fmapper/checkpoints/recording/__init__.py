@@ -1,11 +1,11 @@
-"""Somebody's own conversion function as rules: `Rules.record`.
+"""Turns a user's conversion function into rules: `Rules.record`.
 
-record      runs a function on arrays without data, and makes rules of what they became
+record runs a function on arrays without data, and derives rules from the results
 recorder    the interface of a framework for that
 arithmetic  sums and products of lazy arrays and numbers
-abstract    arrays of which only shape and dtype are known
-storage     what lies in memory that arrays share, as lazy arrays
+abstract arrays with only a shape and a dtype
+storage memory that arrays share, with lazy arrays as contents
 graph       lazy arrays as nodes, equal ones once
 steps       nodes as one rule per array
-general     rules for one layer each as one rule for all
+general merges rules for single layers into one rule for all
 """

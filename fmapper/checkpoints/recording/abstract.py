@@ -1,4 +1,4 @@
-"""Arrays of which only shape and dtype are known."""
+"""Arrays with only a shape and a dtype."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fmapper.checkpoints.lazy import LazyArray
 
 
 class Abstract(LazyArray):
-    """An array without values, of which only shape and dtype are known."""
+    """An array without values, with only a shape and a dtype."""
 
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
         self.shape, self.dtype = tuple(shape), dtype
@@ -21,7 +21,7 @@ class Abstract(LazyArray):
 
 
 class Unwritten(Abstract):
-    """An array as `np.empty` makes it: no element has a value yet."""
+    """An uninitialised array, such as from `np.empty`."""
 
 
 class Named(Abstract):
@@ -37,10 +37,10 @@ class Named(Abstract):
 
 
 class Later(Abstract):
-    """An array without data whose operations are seen later.
+    """An array without data that becomes known later in the recording.
 
     Attributes:
-        value: What it is, once that is seen.
+        value: The lazy array that it stands for, once known.
     """
 
     value: LazyArray

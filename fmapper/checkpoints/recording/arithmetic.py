@@ -1,4 +1,4 @@
-"""Arithmetic on lazy arrays and numbers, and the error for what is none."""
+"""Arithmetic on lazy arrays and numbers, and the error for unsupported operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Operand = LazyArray | int | float
 
 
 def operand(value: Any) -> Operand:
-    """Returns an array as an operand: as a number, if it is one value everywhere."""
+    """Returns an array as an operand: a number if all of its elements are equal."""
     if isinstance(value, LazyArray) and type(value).__name__ == "_InMemory":
         values = value.read().reshape(-1)
         if values.size and values.tobytes() == values[:1].tobytes() * values.size:
@@ -67,7 +67,7 @@ def add(a: Operand, b: Operand) -> LazyArray:
 
 
 def total(array: LazyArray, axes: Sequence[int]) -> LazyArray:
-    """Returns the sums over a dimension of two: of more, frameworks choose the order."""
+    """Returns the sums over a dimension of size 2; frameworks sum larger ones in any order."""
     if len(axes) != 1 or array.shape[axes[0]] != 2:
         raise refusal("a sum of more than two elements")
     return lazy.add(array.unstack(axes[0]))
@@ -99,7 +99,7 @@ def divide(a: Operand, b: Operand) -> LazyArray:
 
 
 def refusal(operation: str, line: str | None = None) -> CheckpointError:
-    """Returns the error for an operation that rules cannot express, with the line of the user."""
+    """Returns the error for an operation that rules cannot express, with the user's line."""
     return CheckpointError(
         f"{line or place()}: {operation} needs the values of arrays, or computes others from them. "
         "Rules move, cast, add and scale elements. Leave this step out of the recorded function, "
@@ -108,7 +108,7 @@ def refusal(operation: str, line: str | None = None) -> CheckpointError:
 
 
 def place(frames: Iterable[FrameType] | None = None) -> str:
-    """Returns file and line of the innermost frame that is not of a library."""
+    """Returns file and line of the innermost frame outside of libraries."""
     stack = _stack() if frames is None else frames
     for frame in stack:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -118,7 +118,7 @@ def place(frames: Iterable[FrameType] | None = None) -> str:
 
 
 def is_library(frame: FrameType) -> bool:
-    """Returns whether a frame is of a framework or of fmapper."""
+    """Returns whether a frame belongs to a framework or fmapper."""
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     return package in _LIBRARIES | frameworks
 

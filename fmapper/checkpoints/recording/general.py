@@ -1,4 +1,4 @@
-"""Rules for one layer each as one rule for all: numbers that vary become captures."""
+"""Merges rules for single layers into one rule: numbers that vary become captures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Group(NamedTuple):
 
     Attributes:
         rows: For each step, its sources and targets.
-        sources: How many of them are sources.
+        sources: How many of the names are sources.
         numbers: The first and last number of a stack.
     """
 
@@ -38,7 +38,7 @@ def rules_of(steps: Iterable[Step], names: Iterable[str]) -> tuple[list[Rule], d
         names: The names of all arrays at the beginning.
 
     Raises:
-        CheckpointError: The steps cannot run one after the other.
+        CheckpointError: The steps cannot be ordered.
     """
     live = dict.fromkeys(names)
     groups: dict[Any, list[Step]] = {}
@@ -62,7 +62,7 @@ def rules_of(steps: Iterable[Step], names: Iterable[str]) -> tuple[list[Rule], d
 
 
 def rename(names: Mapping[str, str], live: Collection[str]) -> list[Rule]:
-    """Returns a rule that renames arrays, all at the same time.
+    """Returns a rule that renames arrays, all at once.
 
     Args:
         names: The new name of each old one.
@@ -78,7 +78,7 @@ def rename(names: Mapping[str, str], live: Collection[str]) -> list[Rule]:
 
 
 def drop(names: Iterable[str], live: Collection[str]) -> list[Rule]:
-    """Returns a rule that leaves arrays out."""
+    """Returns a rule that drops arrays."""
     dropped: list[str] = []
     for rows in _alike([(name,) for name in names]):
         pair = _patterns(_Group(rows, 1), live)
@@ -150,7 +150,7 @@ def _capture(name: str, column: Sequence[str], strict: bool) -> str:
     if not strict:
         return f"{{{name}}}"
     values = sorted({int(text) for text in column})
-    if len({*map(str, values)} | {*column}) != len(values):  # with zeros before them
+    if len({*map(str, values)} | {*column}) != len(values):  # with leading zeros
         return f"{{{name}:{'|'.join(dict.fromkeys(column))}}}"
     if values == list(range(values[0], values[-1] + 1)):
         return f"{{{name}:{values[0]}-{values[-1]}}}"

@@ -1,4 +1,4 @@
-"""Lazy arrays as nodes: what is equal is one node, and parts know those beside them."""
+"""Lazy arrays as nodes: equal arrays share a node, and parts know their siblings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fmapper.files.dtypes import numpy_dtype
 
 @dataclass(eq=False)
 class Node:
-    """An array, and how it is made from others.
+    """An array, and how it is computed from others.
 
     Attributes:
         kind: `leaf`, `constant`, `reshape`, `transpose`, `cast`, `offset`, `scale`, `concatenate`,
             `stack`, `sum`, or `part` of another.
-        parents: The arrays it is made from.
+        parents: The nodes of its operands.
         value: The new axes, the axis, the number or dtype; of a part, the parts and its index.
         shape: Its shape.
         name: The name of a leaf.
-        ranges: The parts that are taken from it: the nodes by axis, start and stop.
+        ranges: The nodes of its parts by axis, start and stop.
     """
 
     kind: str
@@ -55,8 +55,8 @@ class Graph:
         """Returns the node of an array.
 
         Raises:
-            CheckpointError: It has elements that were never written, or values that are not from
-                arrays with names.
+            CheckpointError: It has elements that were never written, or values that do not come
+                from named arrays.
         """
         if id(array) not in self._of:
             self._of[id(array)] = array, self._make(array)
@@ -147,7 +147,7 @@ class Graph:
         return parent.ranges[key]
 
     def divide(self) -> None:
-        """Gives each part its place among those beside it; what nobody takes becomes parts, too."""
+        """Gives each part its place among its siblings; unused ranges become parts, too."""
         parents = {id(node): node for node in self._nodes.values()}
         todo = list(parents.values())
         while todo:
@@ -181,7 +181,7 @@ class Graph:
 
 
 def _operands(array: ops.Concatenate) -> Iterator[LazyArray]:
-    """Yields what is joined along one dimension, also in several steps."""
+    """Yields the arrays that are joined along one dimension, also by nested concatenations."""
     for operand in array.operands:
         if isinstance(operand, ops.Concatenate) and operand.along == array.along:
             yield from _operands(operand)
@@ -206,7 +206,7 @@ def _single(array: Operation) -> tuple[str, Any]:
 
 
 def _widens(old: Any, new: Any) -> bool:
-    """Returns whether each value of a dtype has a counterpart in another."""
+    """Returns whether another dtype can represent each value of a dtype."""
     import numpy as np
 
     try:
@@ -216,7 +216,7 @@ def _widens(old: Any, new: Any) -> bool:
 
 
 def leaves_of(nodes: Sequence[Node]) -> dict[str, None]:
-    """Returns the names of the arrays that nodes are made from."""
+    """Returns the names of the arrays from which nodes are computed."""
     names: dict[str, None] = {}
     todo, seen = list(nodes), set()
     while todo:

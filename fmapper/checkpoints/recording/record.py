@@ -1,4 +1,4 @@
-"""`Rules.record`: what a function does to arrays, as rules."""
+"""`Rules.record`: records a function on arrays as rules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap
 from fmapper.tree.pattern import Pattern
 
-_lock = threading.RLock()  # recorders replace functions of their frameworks
+_lock = threading.RLock()  # because recorders patch functions of their frameworks
 
 
 @short_traceback
@@ -68,7 +68,7 @@ def record(
 def _call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Any
 ) -> Any:
-    """Calls the function with copies of its further arguments, which it may fill."""
+    """Calls the function with copies of its further arguments, which it may modify."""
     copied_args, copied_kwargs = fmap(lambda leaf: leaf, (args, kwargs))
     return function(given, *copied_args, **copied_kwargs)
 
@@ -92,7 +92,7 @@ class Recording:
                 self.recorders[adapter.name] = recorder
 
     def lazy(self, array: Any) -> LazyArray | None:
-        """Returns what an array of any framework stands for; None for one with values."""
+        """Returns the lazy array behind a framework's array; None for one with values."""
         for recorder in self.recorders.values():
             lazy = recorder.lazy(array)
             if lazy is not None:
@@ -128,7 +128,7 @@ class Recording:
         for name, array in arrays_by_name(outcome).items():
             lazy = self.lazy(array)
             if lazy is None and (id(array) in left_out or owner_of(array).stays(array)):
-                continue  # such as buffers that no checkpoint has, and random keys
+                continue  # such as buffers that checkpoints leave out, and random keys
             outputs[name] = _constant(array) if lazy is None else lazy
         return outputs
 
@@ -145,7 +145,7 @@ class Recording:
 
 
 def _constant(array: Any) -> LazyArray:
-    """Returns an array that no operation on the state has made as a lazy one."""
+    """Returns an array that does not depend on the state as a lazy array."""
     adapter = owner_of(array)
     if adapter.device(array).kind == "meta":
         return Unwritten(adapter.shape(array), numpy_dtype(adapter.dtype(array)))
@@ -153,9 +153,9 @@ def _constant(array: Any) -> LazyArray:
 
 
 def _clearer(recording: Recording, error: Exception) -> Exception:
-    """Returns a clearer error where a framework lacks the values of arrays, with the line."""
+    """Returns a clearer error, with the line, if a framework lacks the values of arrays."""
     cause: BaseException | None = error
-    while cause is not None:  # NumPy catches what `__float__` raises
+    while cause is not None:  # NumPy catches the error of `__float__`
         if isinstance(cause, CheckpointError):
             return cause
         cause = cause.__cause__ or cause.__context__
@@ -170,15 +170,15 @@ def _clearer(recording: Recording, error: Exception) -> Exception:
 def derive_rules(
     outputs: Mapping[str, LazyArray], names: Sequence[str], ties: Mapping[str, str] | None = None
 ) -> Rules:
-    """Returns the rules that make arrays of others.
+    """Returns the rules that compute arrays from others.
 
     Args:
-        outputs: The arrays by their new names: operations on `Named` ones.
-        names: The names of all arrays that there are. Those that no output needs are dropped.
+        outputs: The arrays by their new names: operations on `Named` arrays.
+        names: The names of all input arrays. Those that no output needs are dropped.
         ties: Further names of outputs, each with the one that it is tied to.
 
     Raises:
-        CheckpointError: An output is not made from named arrays by what rules can express.
+        CheckpointError: Rules cannot express how an output is computed from named arrays.
     """
     graph = Graph()
     nodes: dict[str, Node] = {}

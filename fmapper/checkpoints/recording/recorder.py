@@ -1,4 +1,4 @@
-"""The interface of a framework whose arrays without data scripts run on."""
+"""The interface of a framework for recording operations on arrays without data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Recorder(ABC):
-    """Makes arrays of a framework that stand for lazy ones, and follows what is done to them.
+    """Creates a framework's arrays that stand for lazy ones, and records operations on them.
 
     Args:
-        recording: The recording, which knows the recorders of all frameworks.
+        recording: The recording, which has the recorders of all frameworks.
     """
 
     add: ClassVar[Callable[..., LazyArray]] = staticmethod(arithmetic.add)
@@ -38,7 +38,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def run(self, body: Callable[[], T]) -> T:
-        """Runs a function while operations on arrays of this framework are followed."""
+        """Runs a function while recording operations on arrays of this framework."""
 
     @abstractmethod
     def stand_in(self, array: LazyArray) -> Any:
@@ -46,8 +46,8 @@ class Recorder(ABC):
 
     @abstractmethod
     def lazy(self, array: Any) -> LazyArray | None:
-        """Returns what an array stands for now; None for one with values of its own."""
+        """Returns the lazy array that an array currently stands for; None for one with values."""
 
     def explain(self, error: Exception) -> str | None:
-        """Says which values the framework lacks, where an error is for that reason."""
+        """Says which values the framework lacks if that caused an error; otherwise returns None."""
         return None

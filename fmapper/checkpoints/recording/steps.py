@@ -17,7 +17,7 @@ from fmapper.errors import CheckpointError
 if TYPE_CHECKING:
     from fmapper.checkpoints.recording.graph import Node, Parts
 
-NUMBER = "\x00"  # in a name, where the number of an array in a stack stands
+NUMBER = "\x00"  # the placeholder in a name for the number of an array in a stack
 OVER = "n"
 _ON_ONE = ("reshape", "transpose", "cast", "offset", "scale")
 
@@ -26,7 +26,7 @@ class Step(NamedTuple):
     """A rule for arrays with names; steps of the same kind become one rule.
 
     Attributes:
-        depth: The least number of steps before it.
+        depth: The minimal number of steps before it.
         kind: The kind of rule.
         values: Its fields other than names.
         sources: The names that it consumes.
@@ -63,7 +63,7 @@ class Steps:
 
     Attributes:
         steps: The steps.
-        names: The name that each output has at last, and the one that it has then.
+        names: The final name of each output -> its name after the steps.
     """
 
     def __init__(self, outputs: Mapping[str, Node], taken: Iterable[str]) -> None:
@@ -94,12 +94,12 @@ class Steps:
             self._only[id(parent)] = node
             if node.kind != "part" or node.value[1] == 0:
                 self._uses[id(parent)] += 1
-        if node.kind == "part":  # those beside it are made as well
+        if node.kind == "part":  # its siblings are made as well
             for other in node.value[0].nodes:
                 self._visit(other)
 
     def _wish(self, node: Node) -> str | None:
-        """Returns the final name of an array, if only single-array steps change it."""
+        """Returns the final name of an array, if only steps with one array lead there."""
         while id(node) not in self._outputs:
             following = self._only.get(id(node))
             if following is None or self._uses[id(node)] != 1:
@@ -128,7 +128,7 @@ class Steps:
         self.steps.append(Step(depth, kind, tuple(values), tuple(sources), tuple(targets)))
 
     def _own(self, parent: Node) -> tuple[str, int]:
-        """Returns a name of an array that may be consumed; a second one if others need it."""
+        """Returns a name of an array that a step may consume, a copy's if others need the array."""
         name, depth = self._place(parent)
         if self._uses[id(parent)] + (id(parent) in self._outputs) == 1:
             return name, depth
@@ -152,7 +152,7 @@ class Steps:
             self._places[id(node)] = name, 1
         elif node.kind in _ON_ONE:
             self._place(node.parents[0])
-            if id(node) in self._places:  # what takes the parent apart gives this at once
+            if id(node) in self._places:  # splitting the parent has produced this one already
                 return
             name, depth = self._own(node.parents[0])
             shapes = node.shape, node.parents[0].shape
@@ -215,7 +215,7 @@ class Steps:
                 )
                 for item, new in zip(present, names, strict=True):
                     self._places[id(item)] = new, depth
-                for node in parts.nodes:  # nobody else asks for them
+                for node in parts.nodes:  # no other step needs them
                     self._places[id(node)] = "", depth
                 return
         targets = [
@@ -231,7 +231,7 @@ _NUMBERS = re.compile(r"\d+")
 
 
 def fold_numbers(names: Sequence[str]) -> tuple[str, tuple[int, int]] | None:
-    r"""Returns names that differ in one number as one name, and the first and last number.
+    r"""Merges names that differ in one number into one name, and the first and last number.
 
     Examples:
         >>> fold_numbers(["a.0.w1", "a.1.w1"])

@@ -1,7 +1,7 @@
 """Storages without memory, whose contents are lazy arrays.
 
-Frameworks describe a view by its offset and strides. Reading a view of a `Storage` gives the lazy
-array that has its elements, and writing to it changes what all other views of that storage have.
+Frameworks describe a view by its offset and strides. Reading a view of a `Storage` returns its
+elements as a lazy array, and writing to it changes all other views of that storage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StorageView(NamedTuple):
     """A view of memory, in elements.
 
     Attributes:
-        offset: The place of its first element.
+        offset: The position of its first element.
         shape: Its shape.
         strides: The step of each dimension.
     """
@@ -35,7 +35,7 @@ class StorageView(NamedTuple):
 
     @classmethod
     def of(cls, shape: Sequence[int], index: Sequence[slice]) -> StorageView:
-        """Returns the view of an array in C order that slices give, one for each dimension."""
+        """Returns the view of an array in C order at an index of slices, one for each dimension."""
         offset, sizes, strides = 0, [], []
         for axis, (size, part) in enumerate(zip(shape, index, strict=True)):
             start, stop, step = part.indices(size)
@@ -47,10 +47,10 @@ class StorageView(NamedTuple):
 
 
 class Storage:
-    """Storage that arrays of a framework share.
+    """Memory that arrays of a framework share.
 
     Attributes:
-        content: What lies there, in C order.
+        content: Its elements in C order.
     """
 
     def __init__(self, content: LazyArray) -> None:
@@ -88,7 +88,7 @@ class Storage:
         """Replaces the elements of a view.
 
         Raises:
-            CheckpointError: The dtype is another.
+            CheckpointError: The dtypes differ.
         """
         if 0 in view.shape:
             return
@@ -109,7 +109,7 @@ class Storage:
 def _rows(view: StorageView) -> Iterator[tuple[int, int, StorageView]]:
     """Yields the rows of a view that is not a box, such as every second one of five.
 
-    With each come its number and the dimension.
+    Each row is yielded as its index, the dimension, and its view.
     """
     axis = next(axis for axis, size in enumerate(view.shape) if size > 1)
     shape = (*view.shape[:axis], 1, *view.shape[axis + 1 :])
@@ -150,7 +150,7 @@ def put(memory: Storage, positions: np.ndarray[Any, Any], value: LazyArray) -> N
 
 
 def _even(positions: np.ndarray[Any, Any]) -> StorageView | None:
-    """Returns the view that has elements at positions; None if there is none."""
+    """Returns the view with the elements at positions; None if there is none."""
     import numpy as np
 
     shape = positions.shape
@@ -165,17 +165,17 @@ def _even(positions: np.ndarray[Any, Any]) -> StorageView | None:
 
 
 def _divide(positions: np.ndarray[Any, Any]) -> tuple[int, list[tuple[int, int]]]:
-    """Returns a dimension and ranges of it by which positions that are not even are divided."""
+    """Returns a dimension and its ranges that divide positions with uneven steps."""
     divisions = [(axis, _runs(positions, axis)) for axis, n in enumerate(positions.shape) if n > 1]
     uneven = [pair for pair in divisions if len(pair[1]) > 1]
     if uneven:
         return min(uneven, key=lambda pair: len(pair[1]))
-    axis = divisions[0][0]  # even along each dimension, but not with one step
+    axis = divisions[0][0]  # even along each dimension, but with several steps
     return axis, [(at, at + 1) for at in range(positions.shape[axis])]
 
 
 def _runs(positions: np.ndarray[Any, Any], axis: int) -> list[tuple[int, int]]:
-    """Returns the ranges of a dimension in which all steps from index to index are the same."""
+    """Returns the ranges of a dimension in which the steps between positions are the same."""
     import numpy as np
 
     rows = np.moveaxis(positions, axis, 0).reshape(positions.shape[axis], -1)
@@ -187,7 +187,7 @@ def _runs(positions: np.ndarray[Any, Any], axis: int) -> list[tuple[int, int]]:
 
 
 def _unflip(view: StorageView) -> StorageView:
-    """Returns the view with the elements of flipped dimensions in their other order."""
+    """Returns the view with flipped dimensions flipped back."""
     low = view.offset + sum(
         min(0, step * (size - 1)) for step, size in zip(view.strides, view.shape, strict=True)
     )
@@ -198,10 +198,10 @@ class _Place(NamedTuple):
     """A view as a box.
 
     Attributes:
-        shape: The shape of memory that has the box.
+        shape: The shape of the memory that contains the box.
         box: The box.
-        sizes: The box in the dimensions of the view, in the order of memory.
-        order: These dimensions in the order of those of the view.
+        sizes: The shape of the box in the dimensions of the view, in memory order.
+        order: The permutation from these dimensions to those of the view.
     """
 
     shape: tuple[int, ...]
@@ -213,7 +213,7 @@ class _Place(NamedTuple):
 def _place(base: Sequence[int], view: StorageView) -> _Place | None:
     """Finds the box of memory that a view is; None if it is not a box.
 
-    Storage is divided by the strides of the view and, where possible, by those of what lies there.
+    The memory is divided by the strides of the view and, where possible, of its contents.
     """
     total = math.prod(base)
     strides = [math.prod(base[axis + 1 :]) for axis, size in enumerate(base) if size > 1]
@@ -260,7 +260,7 @@ def _in_grid(total: int, view: StorageView, strides: Sequence[int]) -> _Place | 
 def _merge(
     shape: Sequence[int], box: Sequence[tuple[int, int]], ends: Sequence[bool]
 ) -> tuple[tuple[int, ...], Box]:
-    """Merges dimensions as far as the box stays one, up to where a dimension of memory ends.
+    """Merges dimensions as long as the box stays a box, up to the ends of memory dimensions.
 
     So all parts of an array are taken from the same dimensions, however they are divided later.
     """
@@ -303,7 +303,7 @@ def _join(pieces: Sequence[LazyArray], axis: int) -> LazyArray:
 
 
 def _along(array: LazyArray, start: int, stop: int, axis: int) -> Iterator[LazyArray]:
-    """Yields what makes up a range of one dimension: operands of a concatenation as they are."""
+    """Yields the arrays that make up a range of a dimension; operands of joins stay whole."""
     if start == stop:
         return
     if not (isinstance(array, Concatenate) and array.along == axis):

@@ -1,4 +1,4 @@
-"""Rules that compute: add a number, multiply by one, add arrays."""
+"""Rules that compute: add a number, multiply by a number, add arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fmapper.tree.pattern import pattern
 
 @dataclass(frozen=True, repr=False)
 class Offset(OnEach):
-    """Adds a number to the elements of arrays, such as 1 to a norm that is stored without it.
+    """Adds a number to the elements of arrays, such as 1 to a norm that is stored minus 1.
 
     The result is rounded to the dtype of the array, so the inverse restores the values up to that
     rounding.
@@ -77,7 +77,7 @@ class Scale(OnEach):
         return array.times(self.factor, divide=self.divide)
 
     def inverse(self) -> Rule:
-        """Returns the rule that does the opposite."""
+        """Returns the rule that reverses it."""
         if not self.factor:
             return super().inverse()
         return Scale(self.names, self.factor, not self.divide)

@@ -20,7 +20,7 @@ from fmapper.checkpoints.rules.rule import (
 from fmapper.errors import CheckpointError
 from fmapper.tree.pattern import pattern
 
-_MOST = 1 << 20  # arrays that one is taken apart in
+_MOST = 1 << 20  # arrays into which one is split
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,7 +31,7 @@ class Split(Rule):
         from_: Its name, as a pattern.
         to: The names of the parts.
         axis: The dimension.
-        sizes: The sizes of the parts; equal if there are none.
+        sizes: The sizes of the parts; empty for equal sizes.
     """
 
     do: ClassVar[str] = "split"
@@ -66,7 +66,7 @@ class Concatenate(Rule):
         from_: Their names, as patterns with the same captures, in order.
         to: The name of the result.
         axis: The dimension.
-        sizes: Their sizes along it; they are equal if there are none, so that the inverse knows.
+        sizes: Their sizes along it, which the inverse needs; empty for equal sizes.
     """
 
     do: ClassVar[str] = "concatenate"
@@ -84,7 +84,7 @@ class Concatenate(Rule):
         """Yields the arrays that are joined.
 
         Raises:
-            CheckpointError: One of them is missing, or has another size.
+            CheckpointError: An array is missing, or has another size.
         """
         for captures, names in groups(self, self.from_, arrays):
             new = pattern(self.to).format(captures)
@@ -117,7 +117,7 @@ class Stack(Rule):
     Attributes:
         from_: Their names, as a pattern.
         to: The name of the result.
-        over: The capture that is their number. It begins at 0, or where `{i:4-7}` says.
+        over: The capture with their number, which begins at 0, or as in `{i:4-7}`.
         axis: The new dimension.
     """
 
@@ -134,7 +134,7 @@ class Stack(Rule):
         """Yields the stacks.
 
         Raises:
-            CheckpointError: A number is missing, or is none.
+            CheckpointError: A number is missing or malformed.
         """
         old = pattern(self.from_)
         stacks: dict[tuple[tuple[str, str], ...], dict[int, str]] = {}
@@ -169,7 +169,7 @@ class Unstack(Rule):
     Attributes:
         from_: Its name, as a pattern.
         to: Their names, as a pattern.
-        over: The capture that is their number. It begins at 0, or where `{i:4-7}` says.
+        over: The capture with their number, which begins at 0, or as in `{i:4-7}`.
         axis: The dimension.
     """
 

@@ -19,8 +19,8 @@ class Transpose(OnEach):
 
     Attributes:
         names: The names, as a pattern or several.
-        axes: For each new dimension the old one, as `np.transpose` has it. Matrices are transposed
-            if there are none.
+        axes: For each new dimension the old one, as for `np.transpose`; empty to transpose
+            matrices.
     """
 
     do: ClassVar[str] = "transpose"
@@ -48,7 +48,7 @@ class Reshape(OnEach):
     Attributes:
         names: The names, as a pattern or several.
         shape: The shape; one size may be -1.
-        back: The shape that they had, for the inverse; one size may be -1.
+        back: The old shape, for the inverse; one size may be -1.
     """
 
     do: ClassVar[str] = "reshape"
@@ -92,7 +92,7 @@ class Interleave(OnEach):
         names: The names, as a pattern or several.
         groups: The number of parts.
         axis: The dimension.
-        back: Whether to sort them into parts again.
+        back: Whether to undo the interleaving.
     """
 
     do: ClassVar[str] = "interleave"
@@ -118,13 +118,12 @@ class Interleave(OnEach):
 class Cast(OnEach):
     """Casts floating and complex arrays; others stay as they are.
 
-    Reading one raises `LossyCastError` where a finite value would become infinite.
+    Reading one raises `LossyCastError` if a finite value would become infinite.
 
     Attributes:
         names: The names, as a pattern or several.
         dtype: The dtype, by name.
-        back: The dtype that they had, if each of its values has a counterpart in `dtype`: for the
-            inverse.
+        back: The old dtype, for the inverse; `dtype` must be able to represent all of its values.
     """
 
     do: ClassVar[str] = "cast"

@@ -31,12 +31,12 @@ _DTYPES = (
 
 @dataclass(frozen=True, repr=False, init=False)
 class Rename(Rule):
-    """Renames arrays, numbers and texts, all at the same time.
+    """Renames arrays, numbers and texts, all at once.
 
     Args:
-        from_: The old name, as a pattern, or several, of which the first that matches counts; or a
+        from_: The old name, as a pattern, or several, of which the first match applies; or a
             mapping of old names to new ones.
-        to: The new name, or as many, with the same captures.
+        to: The new name, or as many as in `from_`, with the same captures.
 
     Raises:
         CheckpointError: The captures differ, or there are more names on one side.
@@ -78,8 +78,8 @@ class Tie(Rule):
     """Gives an array a second name.
 
     Attributes:
-        from_: The name that it has, as a pattern.
-        to: The name that it has as well.
+        from_: The existing name, as a pattern.
+        to: The second name.
     """
 
     do: ClassVar[str] = "tie"
@@ -102,12 +102,12 @@ class Tie(Rule):
 
 @dataclass(frozen=True, repr=False)
 class Drop(Rule):
-    """Leaves arrays, numbers and texts out.
+    """Drops arrays, numbers and texts.
 
     Attributes:
         names: Their names, as a pattern or several.
-        tied_to: The name under which the same array stays, if there is one.
-        forget: Whether the inverse leaves them out as well, since nothing needs them.
+        tied_to: The name under which the same array is kept, if any.
+        forget: Whether the inverse leaves them out as well, because nothing needs them.
     """
 
     do: ClassVar[str] = "drop"
@@ -140,7 +140,7 @@ class Drop(Rule):
                     yield Change([name], [])
 
     def inverse(self) -> Rule:
-        """Returns the tie that was dropped; or the rule that nothing is missing."""
+        """Returns the rule that restores the tie; or with `forget` a `Lack`."""
         if self.forget:
             return Lack(self.names)
         if not self.tied_to or len(names_of(self.names)) != 1:
@@ -150,7 +150,7 @@ class Drop(Rule):
 
 @dataclass(frozen=True, repr=False)
 class Lack(Rule):
-    """States that arrays are not there, and need not be: the inverse of a `Drop` that forgets them.
+    """Asserts that arrays are absent: the inverse of a `Drop` with `forget`.
 
     Attributes:
         names: Their names, as a pattern or several.
@@ -165,10 +165,10 @@ class Lack(Rule):
             pattern(name)
 
     def changes(self, arrays: Arrays) -> Iterator[Change]:
-        """Yields nothing that changes.
+        """Yields no changes, and checks that the arrays are absent.
 
         Raises:
-            CheckpointError: One of them is there.
+            CheckpointError: An array is present.
         """
         for text in names_of(self.names):
             for name, _ in matches(text, arrays):
@@ -185,7 +185,7 @@ class AddConstant(Rule):
     """Adds an array with the same value everywhere.
 
     Attributes:
-        name: Its name; no pattern, but braces and stars in it have a backslash.
+        name: Its name; not a pattern, but braces and stars in it need a backslash.
         shape: Its shape.
         value: Its value.
         dtype: Its dtype, by name.

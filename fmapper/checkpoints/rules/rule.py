@@ -19,8 +19,8 @@ class Change(NamedTuple):
     """A replacement of some arrays by others.
 
     Attributes:
-        names: The names of the arrays that go; the new ones come where the first of them was.
-        arrays: The new ones.
+        names: The names of the arrays to remove; the new ones take the place of the first.
+        arrays: The new arrays by name.
     """
 
     names: Sequence[str]
@@ -31,7 +31,7 @@ class Rule:
     """One step of `Rules`. Its fields are its keys in TOML."""
 
     do: ClassVar[str]
-    of_names: ClassVar[bool] = False  # whether it is for numbers and texts, too
+    of_names: ClassVar[bool] = False  # whether it applies to numbers and texts, too
 
     def changes(self, arrays: Arrays) -> Iterator[Change]:
         """Yields the changes that the rule makes to the arrays it matches."""
@@ -41,7 +41,7 @@ class Rule:
         """Returns the rule that undoes this one.
 
         Raises:
-            CheckpointError: There is none.
+            CheckpointError: The rule has no inverse.
         """
         raise CheckpointError(f"{self} has no inverse: {self._lost}")
 
@@ -57,7 +57,7 @@ class Rule:
         return fields
 
     def __str__(self) -> str:
-        """Shows the rule as it is written in Python."""
+        """Returns the rule as Python code."""
         shown = []
         for place in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, place.name)
@@ -78,7 +78,7 @@ def names_of(value: Names) -> tuple[str, ...]:
 
 
 def one_or_several(value: Names) -> Names:
-    """Normalises several names to a tuple, so that rules from TOML are equal to others."""
+    """Normalises several names to a tuple, so that rules from TOML equal other rules."""
     return value if isinstance(value, str) else tuple(value)
 
 
@@ -86,7 +86,7 @@ def same_captures(rule: Rule, names: Iterable[str], over: str = "") -> None:
     """Checks that patterns have the same captures, so that each name determines the other.
 
     Raises:
-        CheckpointError: They have not, or are not patterns.
+        CheckpointError: The captures differ, or a name is not a pattern.
     """
     wanted = None
     for name in names:
@@ -102,7 +102,7 @@ def same_captures(rule: Rule, names: Iterable[str], over: str = "") -> None:
 def matches(text: str, arrays: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields the names that match a pattern, and the captures of each."""
     compiled = pattern(text)
-    if not compiled.captures:  # there is no need to look at the others
+    if not compiled.captures:  # no other name can match
         name = compiled.format({})
         if name in arrays:
             yield name, {}
@@ -117,10 +117,10 @@ def matches(text: str, arrays: Collection[str]) -> Iterator[tuple[str, dict[str,
 def groups(
     rule: Rule, names: Sequence[str], arrays: Arrays
 ) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Yields captures and the names that the patterns yield for them, all of which exist.
+    """Yields captures and the names that the patterns form with them, all of which exist.
 
     Raises:
-        CheckpointError: One of them is not.
+        CheckpointError: A name does not exist.
     """
     done = set()
     for template in names:

@@ -1,4 +1,4 @@
-"""Rules one after the other."""
+"""Sequences of rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fmapper.errors import CheckpointError
 class Rules:
     """Rules for the arrays of a checkpoint, applied in order.
 
-    What no rule matches stays as it is. Nothing is read: the result is described by what was given.
+    Arrays that no rule matches stay as they are. Nothing is read: the results are lazy arrays.
 
     Args:
         rules: The rules: `Rename`, `Tie`, `Drop`, `Lack`, `AddConstant`, `Transpose`, `Reshape`,
@@ -48,7 +48,7 @@ class Rules:
         return iter(self.rules)
 
     def __len__(self) -> int:
-        """Returns how many there are."""
+        """Returns the number of rules."""
         return len(self.rules)
 
     def __add__(self, other: Rules) -> Rules:
@@ -56,7 +56,7 @@ class Rules:
         return Rules([*self.rules, *other.rules]) if isinstance(other, Rules) else NotImplemented
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether the others are the same."""
+        """Returns whether both have the same rules."""
         return isinstance(other, Rules) and self.rules == other.rules
 
     def __hash__(self) -> int:
@@ -64,7 +64,7 @@ class Rules:
         return hash(self.rules)
 
     def __repr__(self) -> str:
-        """Shows one rule per line."""
+        """Returns the rules as Python code, one per line."""
         return "".join(["Rules([", *(f"\n    {rule}," for rule in self.rules), "\n])"])
 
     def apply(
@@ -73,17 +73,17 @@ class Rules:
         """Applies the rules lazily; reads nothing.
 
         Args:
-            arrays: Arrays by name: lazy, or of NumPy; and numbers and texts, as a checkpoint has
-                them, which rules other than `Rename` and `Drop` do not see.
-            strict: Whether a rule that matches nothing is an error. In a rule with several names it
-                is enough that one matches.
-            reversible: Whether it is an error if the inverse would not give the same names, shapes
-                and dtypes back: where an array that no rule has made has the name of one that is.
+            arrays: Arrays by name, lazy or of NumPy; and numbers and texts, as in a checkpoint,
+                which only `Rename` and `Drop` see.
+            strict: Whether a rule that matches nothing is an error. Of a rule with several names,
+                one must match.
+            reversible: Whether it is an error if the inverse would not restore names, shapes and
+                dtypes, because it would match an array that no rule has made.
 
         Raises:
-            CheckpointError: A rule matches nothing, does not fit an array, finds an array but not
-                one that belongs with it, or makes a name that is there already. Names the rule and
-                the array.
+            CheckpointError: A rule matches nothing, does not fit an array, finds only some of the
+                arrays that it needs, or creates a name that already exists. Names the rule and the
+                array.
         """
         results = {
             name: array if isinstance(array, LazyArray) or is_value(array) else LazyArray.of(array)
@@ -107,7 +107,7 @@ class Rules:
         """Returns the rules that undo these.
 
         Raises:
-            CheckpointError: One has no inverse; says which, and what is lost.
+            CheckpointError: A rule has no inverse; says which, and what is lost.
         """
         return Rules([rule.inverse() for rule in reversed(self.rules)])
 
@@ -120,20 +120,20 @@ class Rules:
         backend: str | None = None,
         **kwargs: Any,
     ) -> Rules:
-        """Records what a conversion function does to arrays, as rules.
+        """Records a conversion function as rules.
 
-        The function is called once, with arrays without data that remember what is done to them.
-        It may rename, move and join elements, cast, add numbers and arrays, and multiply by
-        numbers, as NumPy, torch and JAX spell that, and write into arrays that it makes.
+        The function is called once, with arrays without data that record operations on them. It may
+        rename arrays, move and join elements, cast, add numbers and arrays, and multiply by
+        numbers, with functions of NumPy, torch and JAX, and write into arrays that it creates.
 
         Args:
             function: Takes the state, and returns the new one: arrays by name, nested or not, or a
-                model with the arrays. If it returns None, the state as the function leaves it.
-            state: Arrays by name, a model, or the path of a checkpoint, of which headers are read.
-                Only shapes and dtypes count, and nothing is changed.
+                model with the arrays. If it returns None, the modified state is used.
+            state: Arrays by name, a model, or the path of a checkpoint, of which only headers are
+                read. Only shapes and dtypes matter, and nothing is changed.
             *args: Further arguments of the function.
             backend: The framework whose arrays the function takes: numpy, torch or jax; None for
-                that of the arrays in the state, or for NumPy if they are in a file.
+                that of the arrays in the state, or NumPy if they are in a file.
             **kwargs: Further arguments of the function.
 
         Returns:
@@ -157,7 +157,7 @@ class Rules:
                 Rename(['layers.{i}.weight'], ['layers.{i}.kernel']),
             ])
         """
-        from fmapper.checkpoints.recording.record import record  # it builds on rules
+        from fmapper.checkpoints.recording.record import record  # it imports this module
 
         return record(function, state, backend, *args, **kwargs)
 
@@ -169,14 +169,14 @@ class Rules:
 
     @classmethod
     def from_toml(cls, source: str | os.PathLike[str]) -> Rules:
-        """Reads rules from TOML that need not be trusted: nothing in it is run or opened.
+        """Reads rules from untrusted TOML: nothing in it is run or opened.
 
         Args:
             source: The text, or the path of a file: a `Path`, or a string that ends in `.toml`.
 
         Raises:
             CheckpointError: The text is not TOML, or an entry is not a rule.
-            OSError: There is no such file, or it may not be read.
+            OSError: The file does not exist, or may not be read.
         """
         from fmapper.checkpoints.rules.toml import read_file, read_toml
 

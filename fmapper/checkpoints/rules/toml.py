@@ -52,7 +52,7 @@ _NAMES = {"ClassVar": ClassVar, "Sequence": Sequence, "Names": Names, "Rule": Ru
 _MOST_BYTES = 1 << 19
 _MOST_RULES = 10_000
 _MOST_NUMBER = 1 << 40
-_MOST_PUNCTUATION = 16  # tomllib takes time quadratic in the parts of a key
+_MOST_PUNCTUATION = 16  # tomllib is quadratic in the number of parts of a key
 _STRING = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*(?:"|\\?$)' + r"|'[^'\n]*(?:'|$)", re.MULTILINE)
 _PUNCTUATION = re.compile(r"[^.\[\n]+")
 
@@ -69,7 +69,7 @@ def write_toml(rules: Iterable[Rule]) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, str):
-        return json.dumps(value).replace("\x7f", "\\u007f")  # TOML does not allow it as it is
+        return json.dumps(value).replace("\x7f", "\\u007f")  # TOML requires an escape
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and not math.isfinite(value):
@@ -166,7 +166,7 @@ def _rule(table: Any, number: int) -> Rule:
 
 def _fields(kind: type[Rule]) -> dict[str, Any]:
     """Returns the types of a rule's fields by their TOML names."""
-    hints = typing.get_type_hints(kind, _NAMES)  # the classes claim to be defined in the face
+    hints = typing.get_type_hints(kind, _NAMES)  # the classes' __module__ is the public package
     return {
         name.rstrip("_"): hint
         for name, hint in hints.items()
@@ -183,7 +183,7 @@ def _describe_type(hint: Any) -> str:
         wanted = (
             _describe_type(member) for member in typing.get_args(hint) if member is not type(None)
         )
-        return max(wanted, key=len)  # the description of a list includes the single value
+        return max(wanted, key=len)  # the description of a list covers a single value
     descriptions = {
         str: 'a text as "..."',
         bool: "true or false",
