@@ -100,7 +100,7 @@ class Part(nnx.Module):
 
 
 class Parts(Part):
-    """A part whose children are all numbered, as those of a `ModuleList`.
+    """A part whose children are all numbered, like those of a `ModuleList`.
 
     As in an `nnx.List`, the keys in the paths of NNX are numbers. Elsewhere they are strings,
     because Flax cannot sort numbers among strings.
@@ -222,11 +222,11 @@ class FlaxModel(Part):
 
         Args:
             path: The file.
-            **options: Those of `convert`.
+            **options: The options of `convert`.
 
         Raises:
             ConversionError: The file does not contain a program, or is damaged.
-            UnsupportedOpsError: It has custom operations that are not registered in this process.
+            UnsupportedOpsError: Custom operations are not registered in this process.
         """
         model: FlaxModel = _programs.load(path, options)
         return model

@@ -83,7 +83,7 @@ def make_source(
     train: bool | None,
     mutable: bool,
 ) -> tuple[Source, Mapping[str, Any]]:
-    """Returns a module with its variables, and the keywords without those of `apply`.
+    """Returns the source of a module with its variables, and the keywords without `apply`'s own.
 
     Fields of the module that set its mode are set; the mode None leaves them as they are.
 

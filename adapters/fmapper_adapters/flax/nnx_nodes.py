@@ -84,7 +84,7 @@ def _variable_type(cls: type) -> NodeType:
     `nnx.state`, checkpoints and the state dicts of torch do.
 
     The value may be of any backend. Flax computes with NumPy arrays in variables, and copies them
-    to a device in every call; torch tensors it only stores. A packed array is stored block by
+    to a device in every call; it can only store torch tensors. A packed array is stored block by
     block.
     """
     get_value, set_value = _slot(cls, _VALUE_SLOT)

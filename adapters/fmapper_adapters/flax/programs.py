@@ -182,7 +182,7 @@ def check_names(programs: Programs, reserved: frozenset[str]) -> None:
     """Checks that no child has the name of one of the model's own attributes.
 
     Raises:
-        ConversionError: A child has; the message names it.
+        ConversionError: A child has such a name; the message names it.
     """
     taken = {name.split(".")[0] for name in (*programs.kinds, *programs.aliases)} & reserved
     if taken:

@@ -153,7 +153,7 @@ def _in_mode(model: Any, *, train: bool | None) -> Any:
 
 
 def _separate(model: Any) -> None:
-    """Gives variables other than parameters arrays of their own, in place.
+    """Copies the arrays of variables other than parameters, in place.
 
     A target network or average that starts from a parameter's array is not tied to it: training
     replaces the array of only one variable. Generators are left as they are.

@@ -27,7 +27,7 @@ def coordinator() -> Any:
 
 
 def wait_for_message(client: Any, key: str, milliseconds: int) -> bytes:
-    """Returns the value of a key of the coordinator, as soon as there is one."""
+    """Returns the value of a key of the coordinator, and waits until it is set."""
     while True:
         try:
             return bytes(client.blocking_key_value_get_bytes(key, milliseconds))

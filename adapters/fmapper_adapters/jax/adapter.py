@@ -238,7 +238,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         """Checks that the values of an array can leave JAX.
 
         Raises:
-            TypeError: They cannot; the message says why.
+            TypeError: The values cannot leave JAX; the message says why.
         """
         host.refuse(array)
 
@@ -298,7 +298,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         """Returns the dtype, or its 32-bit half without jax_enable_x64; None if JAX lacks it."""
         if dtype in _NARROWED:
             return dtype if jax.dtypes.canonicalize_dtype(dtype) == dtype else _NARROWED[dtype]
-        exists = hasattr(jnp, dtype) and not dtype.startswith("float6")  # XLA lacks them
+        exists = hasattr(jnp, dtype) and not dtype.startswith("float6")  # XLA has no float6
         return dtype if exists or dtype == "bool" else None
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:

@@ -120,7 +120,7 @@ class NumpyAdapter(Adapter):
         """Checks that an array is a plain array of numbers.
 
         Raises:
-            TypeError: It is not; the message says what it is.
+            TypeError: The array is of another kind, which the message names.
         """
         if isinstance(array, np.ma.MaskedArray):
             raise TypeError(

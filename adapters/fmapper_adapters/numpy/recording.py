@@ -165,7 +165,7 @@ class _Recorded(StandIn):
 
     @classmethod
     def of(cls, array: LazyArray, recorder: NumpyRecorder) -> _Recorded:
-        """Returns an array of its own memory."""
+        """Returns a view of the whole of a new storage."""
         strides = [math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
         byte = np.ndarray(1, np.int8)
         shadow = as_strided(byte, array.shape, strides)
@@ -176,7 +176,7 @@ class _Recorded(StandIn):
         return _Recorded(self._storage, shadow, self._start, self._recorder)
 
     def new(self, array: LazyArray) -> _Recorded:
-        """Returns an array with memory of its own."""
+        """Returns an array with its own storage."""
         return _Recorded.of(array, self._recorder)
 
     def place(self) -> StorageView:

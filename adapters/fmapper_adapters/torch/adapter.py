@@ -157,7 +157,7 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
         """Checks that a tensor has values in strided memory.
 
         Raises:
-            TypeError: It has not; the message says what it is.
+            TypeError: The tensor has none; the message says what it is.
         """
         tensors.check(array)
 

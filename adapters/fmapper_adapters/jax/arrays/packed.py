@@ -194,7 +194,7 @@ def interleave(array: Any, dim: int, sizes: Sequence[int], count: int) -> Any:
 
 
 def separate(blocks: Any, dim: int, sizes: Sequence[int], count: int) -> list[Any]:
-    """Splits an array in blocks, which have no dimension of their own, into the packed arrays."""
+    """Splits an array in blocks, as returned by `flat`, into the packed arrays."""
     at, shape = dim % blocks.ndim, blocks.shape
     apart = blocks.reshape(*shape[:at], count, shape[at] // count, *shape[at + 1 :])
     parts, end = [], 0
@@ -206,7 +206,7 @@ def separate(blocks: Any, dim: int, sizes: Sequence[int], count: int) -> list[An
 
 
 def boxes_in_order(array: PackedArray, box: Box) -> Iterator[tuple[Box, Box]]:
-    """Yields the boxes of an array that a device holds, and the place of each in the device's part.
+    """Yields the boxes of an array on a device, each with the box of its shard that holds it.
 
     Args:
         array: The array.
@@ -234,7 +234,7 @@ def _by_xla(
     array: Any,
     lies: Callable[[tuple[Any, ...]], tuple[Any, ...]],
 ) -> Any:
-    """Calls a function that reorders an array; XLA chooses shardings inside of it.
+    """Calls a function that reorders an array; XLA chooses the shardings inside.
 
     Args:
         function: The function.

@@ -40,7 +40,7 @@ def physical(aval: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def params(eqn: Any) -> dict[str, Any]:
-    """Returns the parameters of operations that draw: how JAX counts blocks."""
+    """Returns the generator and whether its counters are partitionable; {} for other operations."""
     if eqn.primitive.name not in _DRAWN:
         return {}
     config: Any = jax.config

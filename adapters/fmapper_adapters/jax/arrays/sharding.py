@@ -153,7 +153,7 @@ class JaxMeshes(Computed, Meshes):
         return made if how is None else how.with_blocks(made)
 
     def packings(self, node: Any) -> Iterable[tuple[str, Any, Packed]]:
-        """Returns the parameters of a converted model that hold several arrays side by side."""
+        """Returns the parameters of a converted model that pack several arrays side by side."""
         if not getattr(type(node), "is_converted_model", False):
             return
         for name, packed in node.packed.items():
@@ -230,7 +230,7 @@ def _like(new: Any, old: Any) -> Any:
 
 
 def _boxes_of(array: Any, box: Box) -> Iterator[tuple[Box, Box | None]]:
-    """Yields the boxes of an array that a device holds, with their places in its part if packed."""
+    """Yields the boxes of an array on a device; for a packed one, with their boxes in its shard."""
     if isinstance(array, PackedArray):
         yield from boxes_in_order(array, box)
     else:

@@ -57,7 +57,7 @@ def nansum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None)
 
 @lowering("aten::mean", dims=reduces("dim", 1))
 def mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
-    """Returns the mean, halves in float32; of nothing it is NaN."""
+    """Returns the mean, halves in float32; NaN for empty arrays."""
     dtype = x.dtype if dtype is None else dtype
     x = cast(x, dtype)
     return jnp.mean(x.astype(wide(dtype)), axes(x, dim), keepdims=keepdim).astype(dtype)
@@ -87,7 +87,7 @@ def _variance(
         squares = apart.real**2 + apart.imag**2 if is_complex(apart) else apart * apart
         return jnp.sum(squares, dims, keepdims=keepdims)
 
-    # torch adds up in double precision; here, differences are divided where squares overflow
+    # torch sums in double precision; here, differences are scaled if squares would overflow
     overflows = jnp.isinf(jax.lax.stop_gradient(total(apart, True)))
     factor = jnp.where(overflows, most, 1).astype(y.real.dtype)
     left = count_of(x, dims) - (1 if correction is None else correction)
@@ -123,7 +123,7 @@ def _spread(spread: Any, factor: Any, dtype: Any) -> jax.Array:
 
 
 def _root(spread: Any, factor: Any, dtype: Any) -> jax.Array:
-    """Returns the square root, with gradient zero at zero as in torch: all elements are equal."""
+    """Returns the standard deviation, whose gradient at zero is zero, as in torch."""
     zero = spread == 0
     return (jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, spread))) * factor).astype(dtype)
 

@@ -20,14 +20,14 @@ Size = int | str
 
 
 class Kind(Enum):
-    """Kinds of arrays between sorting and putting back."""
+    """Kinds of arrays between sorting and restoring the order."""
 
     ROWS = auto()  # a row for each place in the sorted order
-    ORDER = auto()  # where each sorted row was before
+    ORDER = auto()  # original position of each sorted row
     SOURCES = auto()  # the row that each sorted row was copied from: ORDER // repeats
     SIZES = auto()  # a number for each group
-    INVERSE = auto()  # where each row is in the sorted order
-    RESULT = auto()  # rows in the order that they had before
+    INVERSE = auto()  # sorted position of each row
+    RESULT = auto()  # rows in their original order
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ def _says(*names: str) -> Callable[[Rule], Rule]:
 
 
 def rule_of(op: str) -> Rule | None:
-    """Returns the rule of an operation; None for one that does not leave rows in order."""
+    """Returns the rule of an operation; None if the operation does not keep rows in order."""
     rule = RULES.get(op.partition(".")[0])
     return _pointwise if rule is None and table.dims(op) is pointwise else rule
 
@@ -134,7 +134,7 @@ def _sources(facts: Sorted, call: Call) -> Step | None:
 
 @_says("index")
 def _index(facts: Sorted, call: Call) -> Step | None:
-    """Looks rows up: in the sorted order, in the one that they had, or in a table."""
+    """Looks up rows: in the sorted order, in the original order, or in a table."""
     x, indices = call.args[:2]
     if len(indices) != 1:
         return None

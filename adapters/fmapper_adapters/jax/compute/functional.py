@@ -299,7 +299,7 @@ def attention(
         weights = jax.nn.softmax(scores)
     elif mask.dtype == bool:
         weights = jax.nn.softmax(jnp.where(mask, scores, np.finfo(sums).min))
-        weights = jnp.where(mask, weights, 0)  # a row without any
+        weights = jnp.where(mask, weights, 0)  # a row that is masked entirely
     else:
         weights = jax.nn.softmax(scores + mask)
     out = jnp.einsum(

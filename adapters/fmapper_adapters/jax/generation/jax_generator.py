@@ -48,10 +48,10 @@ class Codes:
 
 
 def _rebuild(generator: JaxGenerator, children: Mapping[str, Any]) -> JaxGenerator:
-    """Returns a generator with the arrays that a mover, for example, has made of its own.
+    """Returns a generator with new arrays, for example those that a mover has made.
 
     Raises:
-        RebuildError: They are not arrays of JAX, or have no values.
+        RebuildError: Arrays are not of JAX, or have no values.
     """
     for arrays in children.values():
         for name, array in arrays.items():
@@ -161,7 +161,7 @@ class JaxGenerator(Generator):
         return {*self.params, *self.buffers, *aliases}
 
     def as_generation(self) -> Generation:
-        """Returns the programs with these arrays; the prompt's program has them all."""
+        """Returns the programs with this generator's arrays, which all are in the first one."""
         first, step = self._codes.first, self._codes.step
         main = step if first is None else first
         held = dataclasses.replace(
@@ -418,7 +418,7 @@ def _refuse(code: StaticProgram) -> None:
     """Checks that programs can be part of a loop.
 
     Raises:
-        ConversionError: One cannot; the message says why.
+        ConversionError: A program cannot; the message says why.
     """
     name = code.program.name
     changed = [str(o.target) for o in code.program.outputs if o.kind not in ("user", "input")]

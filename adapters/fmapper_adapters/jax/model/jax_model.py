@@ -299,7 +299,7 @@ class JaxModel:
 
         Raises:
             ConversionError: The file does not contain a program, or is damaged.
-            UnsupportedOpsError: It has custom operations that are not registered in this process.
+            UnsupportedOpsError: Custom operations are not registered in this process.
         """
         model: JaxModel = convert(load_program(path), "jax", **options)
         return model

@@ -1,9 +1,9 @@
 """Runs programs on meshes whose axes are Explicit, as `jax.make_mesh` gives them since JAX 0.9.
 
 There, JAX asks every operation how its result is sharded, which programs from another framework do
-not say. So XLA chooses inside of a program, as on Auto meshes. Outputs are sharded along the batch
-like the inputs, and along dimensions that they have from weights like those; changed arrays as they
-were before.
+not say. So XLA chooses shardings inside a program, as on Auto meshes. Outputs are sharded along the
+batch like the inputs, and along dimensions that they have from weights like those; changed arrays
+as they were before.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def counts(packings: Sequence[Packing], params: Mapping[str, Any]) -> Counts:
 def arrange(
     packings: Sequence[Packing], counts: Counts, params: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the parameters as a program with these numbers of blocks takes them."""
+    """Returns the parameters, packed ones in the given numbers of blocks."""
     new = dict(params)
     for packing, count in zip(packings, counts, strict=True):
         for name, packed in packing.parameters.items() if count > 1 else ():

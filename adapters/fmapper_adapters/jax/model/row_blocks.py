@@ -2,8 +2,8 @@
 
 A mixture of experts sorts all rows by expert. On a mesh whose axes divide the batch XLA sends all
 rows to all devices for that, and each computes all experts for all of them. Nothing in such a
-program depends on how the rows of one part of the batch lie among those of another, so that the
-calls between sorting and putting back become one call, which runs for each part by itself.
+program depends on the order of rows of one part of the batch relative to those of another, so the
+calls from sorting to restoring the order become one call, which runs separately for each part.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _trace_with_guards(
     """Traces with symbolic shapes, with guards for Python's questions about sizes.
 
     Raises:
-        ConversionError: It cannot be recorded, or the sizes do not fit the examples.
+        ConversionError: The function cannot be recorded, or the sizes do not fit the examples.
     """
     traced = Traced(None)
     while True:

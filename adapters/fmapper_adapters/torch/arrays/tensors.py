@@ -81,7 +81,7 @@ def check(tensor: torch.Tensor) -> None:
     """Checks that a tensor has values in strided memory.
 
     Raises:
-        TypeError: It has none; the message says what it is.
+        TypeError: The tensor has none; the message says what it is.
     """
     if not has_memory(wrappers.local_values(tensor)):
         raise TypeError(_why_not(tensor))
@@ -103,7 +103,7 @@ def plain(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
 
 
 def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
-    """Returns NumPy views of plain CPU tensors; None if one of them needs a closer look."""
+    """Returns NumPy views of plain CPU tensors; None if any is not plain, or may not be."""
     if not are_whole(tensors):
         return None
     try:

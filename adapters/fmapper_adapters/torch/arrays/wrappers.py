@@ -133,7 +133,7 @@ def check_class(old: torch.Tensor, new: torch.Tensor) -> None:
     """Checks that a cast tensor has not lost the state of its class.
 
     Raises:
-        TypeError: It became a tensor of another class, without that state.
+        TypeError: The tensor has become one of another class, without the state.
     """
     cls, made = type(old), type(new)
     if made is not cls and dispatches(cls) and dispatches(made) and issubclass(cls, made):

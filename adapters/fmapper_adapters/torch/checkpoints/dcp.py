@@ -347,7 +347,7 @@ def _array(name: str, about: Any, pieces: dict[Any, Any], files: _Files) -> Lazy
 
 
 class _Piece(LazyArray):
-    """A part of an array, in a zip file of its own."""
+    """A part of an array, in its own zip file."""
 
     def __init__(self, name: str, part: Part, shape: tuple[int, ...], dtype: Any) -> None:
         if type(dtype) is not Dtype:

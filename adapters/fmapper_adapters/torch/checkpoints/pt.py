@@ -1,4 +1,4 @@
-"""Checkpoints that `torch.save` writes: a zip file with a pickle, and the arrays beside it.
+"""Checkpoints that `torch.save` writes: a zip file with a pickle and the arrays.
 
 No code of the pickle is run. It describes where the values of tensors are in the file, which are
 then read like those of any format.

@@ -265,7 +265,7 @@ class _GraphReader:
     ) -> None:
         self._owner = owner
         self._whole = whole
-        self._by_call = kept is not None  # whether calls of submodules are told apart
+        self._by_call = kept is not None  # whether to distinguish the calls of submodules
         self._kept = kept or ()
         self._inner: dict[str, Graph | Ref] = {}
         self._effects: dict[str, int] = {}  # name -> the number of its results

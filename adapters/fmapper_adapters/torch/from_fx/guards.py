@@ -3,7 +3,7 @@
 torch answers `n % 2 == 0` for the examples and continues. Its recording holds for sizes with the
 same answers, so the answers become guards of the program. Sizes of 0 and 1 among the examples are
 not symbols, and torch silently assumes that symbols are at least 2; here `n == 1` is a question as
-well. A size for which only one value remains is fixed, and users are told the line that fixed it.
+well. A size for which only one value remains is fixed, and a warning names the line that fixed it.
 
 The questions are in torch's symbols while it records; a program gets them as text.
 """

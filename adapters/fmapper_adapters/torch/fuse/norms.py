@@ -8,7 +8,7 @@ from fmapper.programs import Call, Ref
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """Finds `(x - mean) / sqrt(variance + eps) * scale + bias`, in the orders of libraries."""
+    """Finds `(x - mean) / sqrt(variance + eps) * scale + bias`, as libraries write it."""
     if call.op not in ("lax::add", "lax::mul"):
         return None
     dtype, shape = call.result[0]

@@ -193,7 +193,7 @@ class _Ring(_Full):
     """A window, which reuses the slots of positions that it has left behind."""
 
     def start(self, length: torch.Tensor, slots: int) -> None:
-        """Sets the number of positions taken, and their largest number."""
+        """Sets the number of positions taken, and the number of slots of full layers."""
         super().start(length, slots)
         self.width = min(self.sliding_window, slots)  # type: ignore[attr-defined]
 

@@ -253,7 +253,7 @@ def _refuse_other_inputs(model: Any) -> None:
 
 
 def _most_columns(protocol: Any, max_length: int) -> int:
-    """Returns the largest width of a prompt; encoders have a limit of their own."""
+    """Returns the largest width of a prompt; encoders have their own limit."""
     if not getattr(protocol, "start", ()):
         return max_length
     config = protocol.config.get_text_config(encoder=True)

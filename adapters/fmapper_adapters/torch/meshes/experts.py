@@ -87,7 +87,7 @@ class _Shards:
 
     Args:
         module: The experts.
-        x: Their input; its rows may be divided, anything else is gathered.
+        x: The input of the experts; its rows may be divided, anything else is gathered.
     """
 
     def __init__(self, module: Any, x: Any) -> None:

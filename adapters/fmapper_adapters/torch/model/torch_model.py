@@ -180,7 +180,7 @@ class TorchModel(Part):
 
     @property
     def graph(self) -> fx.Graph:
-        """The graph of its present mode."""
+        """The graph of the present mode."""
         return self._code.graph
 
     @property
@@ -267,7 +267,7 @@ class TorchModel(Part):
 
         Raises:
             ConversionError: The file does not contain a program, or is damaged.
-            UnsupportedOpsError: It has custom operations that are not registered in this process.
+            UnsupportedOpsError: Custom operations are not registered in this process.
         """
         model: TorchModel = convert(load_program(path), "torch")
         return model

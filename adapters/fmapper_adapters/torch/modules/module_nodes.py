@@ -166,7 +166,7 @@ def _carried_attributes(module: Any) -> list[tuple[str, Any]]:
 
 
 def _write_own_hooks() -> Callable[[dict[str, Any]], bool]:
-    """Generates a function that gives a copy its own hook tables, unrolled for speed.
+    """Generates a function that copies the hook tables of a module, unrolled for speed.
 
     The function returns whether there are any hooks.
     """

@@ -45,7 +45,7 @@ def transformers_rules(
 
     Raises:
         CheckpointError: transformers changes the arrays in a way that rules cannot express.
-        ValueError: The model is not one of transformers.
+        ValueError: The model is not from transformers.
     """
     made = _model(model)
     state = made.state_dict()

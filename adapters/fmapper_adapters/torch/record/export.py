@@ -100,7 +100,7 @@ def export_program(
 
     Raises:
         ConversionError: torch cannot record it; the message has torch's reason and the usual
-            remedy. Or the recording gives other results for the examples than the module.
+            remedy. Or the recording and the module have different results for the examples.
     """
     module = _plain(module)
     obstacles.refuse(module)

@@ -91,7 +91,7 @@ class _Run:
     """The operations of a call of a module, and its results.
 
     Attributes:
-        steps: Its operations, as text, with numbers for tensors.
+        steps: The operations of the call as text, with numbers for tensors.
         lines: The lines of the model that they come from.
         tensors: Tensors that are not results of operations, such as parameters.
         results: The outputs, the attributes that changed, and whether Python drew random numbers.

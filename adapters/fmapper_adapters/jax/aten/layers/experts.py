@@ -49,7 +49,7 @@ def whole_groups(weight: Any) -> Any:
 def grouped_mm(
     x: Any, weight: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> jax.Array:
-    """Multiplies groups: (rows, in) and (groups, in, out), or batches of both without ends.
+    """Multiplies (rows, in) and (groups, in, out), or, without `offs`, batches of matrices.
 
     Raises:
         TypeError: The arrays have other dimensions.

@@ -96,7 +96,7 @@ def nll_loss(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the loss of log-probabilities, `(N, C, ...)` or `(C,)`, and the sum of the weights.
 
-    A target that is not a class, for which torch raises an error, gives NaN.
+    The loss is NaN for a target that is not a class, where torch raises an error.
     """
     single = x.ndim == 1
     if single:
@@ -203,9 +203,9 @@ def ctc_loss_forward(
     Args:
         log_probs: `(time, batch, classes)`, or `(time, classes)` for one sequence.
         targets: `(batch, length)`, or the targets of all sequences one after the other.
-        input_lengths: Of each sequence.
-        target_lengths: Of each sequence.
-        blank: The class that stands between labels.
+        input_lengths: The length of each input sequence.
+        target_lengths: The length of each target sequence.
+        blank: The class of blanks between labels.
         zero_infinity: Zero, and no gradient, where no alignment is long enough.
     """
     single = log_probs.ndim == 2

@@ -169,7 +169,7 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: Any,
 ) -> jax.Array:
-    """Puts the gradient of each window at its largest element; windows may share one."""
+    """Adds the gradient of each window at its largest element, which windows may share."""
     batch = x.shape[: x.ndim - count]
     rows = math.prod(batch)
     at = indices.reshape(rows, -1)
@@ -194,7 +194,7 @@ def _argmax(
         x: Of shape (..., *plane).
         starts: Where windows begin, for each dimension of the plane; may be outside.
         kernel: The windows' sizes.
-        dilation: How far apart their elements are.
+        dilation: The distance of elements in a window.
     """
     places = []
     for n, start, k, d in zip(
@@ -302,7 +302,7 @@ def fractional_max_pool(
     Args:
         x: Of shape (batch, channels, *plane) or without batch.
         kernel_size: The windows' sizes.
-        output_size: Their numbers.
+        output_size: The number of windows per dimension.
         random_samples: Of shape (batch, channels, dimensions), from 0 to 1.
     """
     count = len(kernel_size)

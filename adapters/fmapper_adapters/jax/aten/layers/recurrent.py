@@ -148,7 +148,7 @@ def _network(
 def _run_padded(
     step: Step, x: Any, states: Sequence[Any], params: Sequence[Any], *options: Any, key: Any = None
 ) -> tuple[Any, ...]:
-    """Runs all layers over padded sequences; the last option is whether the batch comes first."""
+    """Runs all layers over padded sequences; the last of `options` is `batch_first`."""
     *options, batch_first = options  # type: ignore[assignment]
     if batch_first:
         x = jnp.swapaxes(x, 0, 1)

@@ -58,13 +58,13 @@ def stable_sort(
 
 @lowering("aten::argsort.default", whole=False, int64="looks")
 def argsort(x: Any, dim: int = -1, descending: bool = False) -> jax.Array:
-    """Returns where the elements in order are."""
+    """Returns the indices that sort a dimension."""
     return sort(x, dim, descending)[1]
 
 
 @lowering("aten::argsort.stable", whole=False, int64="looks")
 def stable_argsort(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> jax.Array:
-    """Returns where the elements in order are."""
+    """Returns the indices that sort a dimension."""
     return sort(x, dim, descending)[1]
 
 

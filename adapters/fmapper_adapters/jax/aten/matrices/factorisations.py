@@ -183,7 +183,7 @@ def inv_ex(a: Any, *, check_errors: bool = False) -> tuple[jax.Array, jax.Array]
 def cholesky_ex(
     a: Any, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Factors a positive definite matrix; info is the order of the first minor that is not.
+    """Factors a positive definite matrix; info is the order of the first non-positive minor.
 
     Only one triangle is read.
     """

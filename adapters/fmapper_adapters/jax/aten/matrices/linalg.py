@@ -38,7 +38,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> jax.Array:
 @lowering("aten::mm", "aten::bmm", "aten::matmul", dims=dimensions.matmul)
 @lowering("aten::mv", "aten::dot", whole=False, dims=dimensions.matmul)
 def matmul(x: Any, y: Any) -> jax.Array:
-    """Returns the product of matrices, in batches where there are more dimensions."""
+    """Returns the product of matrices, batched over further dimensions."""
     return jnp.matmul(*of_one_dtype(x, y))
 
 

@@ -102,7 +102,7 @@ def floor_divide(x: Any, y: Any) -> jax.Array:
 
 
 def _floor_of(x: Any, y: Any) -> jax.Array:
-    """Returns the quotient of floats rounded down as Python does it, from the exact remainder."""
+    """Returns the quotient of floats rounded down, from the exact remainder as in Python."""
     rest = jax.lax.rem(x, y)
     quotient = (x - rest) / y
     quotient = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)

@@ -65,14 +65,14 @@ def clamp_max(x: Any, max: Any) -> jax.Array:
 @lowering("aten::maximum", int64="moves", dims=pointwise)
 @lowering("aten::max.other", whole=False, int64="moves", dims=pointwise)
 def maximum(x: Any, y: Any) -> jax.Array:
-    """Returns the larger one, or NaN where one is NaN."""
+    """Returns the larger element, or NaN if either is NaN."""
     return _maximum(*jnp.broadcast_arrays(*promote(x, y)))
 
 
 @lowering("aten::minimum", int64="moves", dims=pointwise)
 @lowering("aten::min.other", whole=False, int64="moves", dims=pointwise)
 def minimum(x: Any, y: Any) -> jax.Array:
-    """Returns the smaller one, or NaN where one is NaN."""
+    """Returns the smaller element, or NaN if either is NaN."""
     return _minimum(*jnp.broadcast_arrays(*promote(x, y)))
 
 
@@ -103,14 +103,14 @@ _minimum.defjvps(
 
 @lowering("aten::fmax", dims=pointwise)
 def fmax(x: Any, y: Any) -> jax.Array:
-    """Returns the larger one, or the one that is not NaN."""
+    """Returns the larger element, or the one that is not NaN."""
     x, y = promote(x, y)
     return jnp.where((x >= y) | is_nan(y), x, y)
 
 
 @lowering("aten::fmin", dims=pointwise)
 def fmin(x: Any, y: Any) -> jax.Array:
-    """Returns the smaller one, or the one that is not NaN."""
+    """Returns the smaller element, or the one that is not NaN."""
     x, y = promote(x, y)
     return jnp.where((x <= y) | is_nan(y), x, y)
 

@@ -205,7 +205,7 @@ def atan2(x: Any, y: Any) -> jax.Array:
 
 @lowering("aten::nextafter", dims=pointwise)
 def nextafter(x: Any, y: Any) -> jax.Array:
-    """Returns the next number of the dtype from x towards y; it grows as x does, as in torch."""
+    """Returns the next number of the dtype from x towards y; its derivative by x is 1 if x != y."""
     return _nextafter(*jnp.broadcast_arrays(*promote(x, y)))
 
 

@@ -27,7 +27,7 @@ class Function:
     """A function that is called in a program.
 
     Attributes:
-        name: Its name; such as `jax::relu` if JAX itself defines it.
+        name: Its name, such as `jax::relu` if JAX itself defines it.
         taken: Which operands have derivatives.
         given: Which results have derivatives.
         body: The computation of its results from all operands, as a closed jaxpr.

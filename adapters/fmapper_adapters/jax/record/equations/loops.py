@@ -51,7 +51,7 @@ def read_step(
     Args:
         eqn: The scan.
         args: Its operands.
-        counts: How many of those are constants, and how many carry.
+        counts: The numbers of constants and of carried values among them.
         length: The number of steps, as plain data.
         emit: Adds a call, and returns its results.
         read: Reads a jaxpr with operands.

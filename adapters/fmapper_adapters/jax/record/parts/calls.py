@@ -274,7 +274,7 @@ def note_call(
 def note_function(
     owner: Any, function: Any, args: Any, kwargs: Any, run: Any, held: Mapping[str, Any], kind: str
 ) -> Any:
-    """Calls a function of a container of arrays, and records the call as one of a part."""
+    """Calls a function of a container of arrays, and records it as the call of a part."""
     calls = _Recording.calls
     assert calls is not None
     return calls.call("", owner, function, args, kwargs, run, held, kind=kind)

@@ -34,7 +34,7 @@ _MOST_IN_TURN = 256  # the most updates that are applied one after the other
 
 @dataclass
 class Rows:
-    """A scatter, rewritten as one of rows.
+    """A scatter, rewritten as a scatter of rows.
 
     Attributes:
         operand: The operand, with all indexed dimensions flattened to the first.

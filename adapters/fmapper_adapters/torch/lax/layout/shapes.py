@@ -163,7 +163,7 @@ def pad_with(x: Any, value: Any, config: Any) -> Any:
     """Pads a tensor before, after and between its elements; negative widths crop.
 
     Args:
-        x: Of any dtype.
+        x: A tensor of any dtype.
         value: A number or a tensor without dimensions.
         config: For each dimension the padding before, after, and between elements.
     """

@@ -47,7 +47,7 @@ def conv_general_dilated(
     """Returns a convolution of batch, features and up to three dimensions of space.
 
     Raises:
-        ConversionError: It has more spatial dimensions.
+        ConversionError: There are more spatial dimensions.
     """
     rank = len(window_strides)
     if rank > 3:

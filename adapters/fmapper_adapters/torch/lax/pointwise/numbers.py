@@ -61,7 +61,7 @@ def shift_right(x: Any, count: Any) -> Any:
     """Shifts the bits of a signed tensor right by a number, filling with zeros.
 
     Args:
-        x: Of signed integers, or uint8.
+        x: A tensor of signed integers or uint8.
         count: A Python integer from 0 to the number of bits less one.
     """
     if x.dtype is torch.uint8 or count == 0:

@@ -32,7 +32,7 @@ def apply(graph: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
     """Applies a function of elements to tensors of one shape.
 
     Raises:
-        ConversionError: It has operations that depend on the shape.
+        ConversionError: The function has operations that depend on the shape.
     """
     shape = tuple(operands[0].shape)
     calls = [_grow(call, shape) for call in graph.calls]

@@ -29,8 +29,8 @@ def that_leave_out(
     """Returns the encoders that drop padding for these inputs.
 
     Returns:
-        The encoders that do so in torch's present mode, and the paths of those that do so only
-        without gradients.
+        The encoders that drop padding in torch's present mode, and the paths of encoders that drop
+        it only without gradients.
     """
     paths = {
         id(part): path
@@ -75,8 +75,8 @@ def that_see_nothing(
     The kernels for inference return NaN there, unlike the computation with gradients.
 
     Returns:
-        The paths of the layers that use those kernels in torch's present mode, and of those that do
-        so only without gradients.
+        The paths of the layers that use these kernels in torch's present mode, and of layers that
+        use them only without gradients.
     """
     kinds = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
     paths = {id(part): path for path, part in module.named_modules() if isinstance(part, kinds)}

@@ -108,7 +108,7 @@ class _Loops(TorchFunctionMode):
 
     Attributes:
         met: Whether there was a loop.
-        hits: By identity: the result of nonzero for a row of bools, and that row.
+        hits: Id -> the result of nonzero for a row of bools, and that row.
         past: The memory of tensors that were computed in finished iterations.
         iteration: The current iteration.
         missing: Iterations that are left out.

@@ -26,7 +26,7 @@ def prove(frame: types.FrameType) -> set[int]:
     """Proves that the iterations are independent; returns the lines that end an iteration early.
 
     Raises:
-        NotProved: They may depend on each other.
+        NotProved: Iterations may depend on each other.
     """
     try:
         lines, first = inspect.getsourcelines(frame.f_code)
@@ -150,7 +150,7 @@ class Body:
         raise NotProved(f"line {target.lineno} keeps a value beyond the iteration")
 
     def is_tensor(self, name: str) -> bool:
-        """Returns whether a name from outside of the loop is a tensor."""
+        """Returns whether a name from outside the loop is a tensor."""
         return name not in self.stored and isinstance(self.frame.f_locals.get(name), _Tensor)
 
     def read(self, name: str, defined: set[str]) -> None:
