@@ -4,19 +4,19 @@ An adapter derives from the facets that its framework has, `Arrays`, `Nodes`, `C
 and `Optimizers`, or from `Adapter`, which combines the first four; it is found through the entry
 point group `fmapper.adapters` or `register_adapter`. Docs: "Add a framework".
 
-    arrays what arrays are, and how they move
-    nodes which classes are nodes
-    node_type how nodes are flattened, and what moves and transforms need to know of them
+    arrays      what arrays are, and how they move
+    nodes       which classes are nodes
+    node_type   how nodes are flattened, and what moves and transforms need to know of them
     compute     kernels, transformations, compiled calls; optimizers
     meshes      arrays that are divided among many devices
     models      models as programs, and back; an adapter with all four facets
-    discovery finds adapters
-    device names of devices, and which this machine has
+    discovery   finds adapters
+    device      names of devices, and which this machine has
     dtypes      dtypes by name
     namespace   the array API namespace of a tree
     undeclared  objects that hold arrays and were never declared
-    registries functors in the pytree registries of frameworks
-    equality equality of constants
+    registries  functors in the pytree registries of frameworks
+    equality    equality of constants
 """
 
 from typing import TYPE_CHECKING

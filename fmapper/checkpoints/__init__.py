@@ -3,21 +3,21 @@
 Stored arrays have a backend of their own: they move like any others, and only the needed parts are
 read. For users, besides `fmapper.save` and `fmapper.load`, and for authors of formats.
 
-    load, save reads a checkpoint into a tree, and writes one
-    checkpoint the result of `load` without a tree: arrays by name, not yet read
+    load, save        reads a checkpoint into a tree, and writes one
+    checkpoint        the result of `load` without a tree: arrays by name, not yet read
     conversion        from format to format, a panel at a time
-    inspection the contents of a checkpoint, the differences of two
-    formats/ the interface of formats, their list, their writer
+    inspection        the contents of a checkpoint, the differences of two
+    formats/          the interface of formats, their list, their writer
     pretrained        folders of the Hub: a model with its weights
     stored            arrays in files
-    transient arrays that checkpoints leave out
-    extras/ numbers, texts and the configuration
-    backend the adapter of stored arrays
+    transient         arrays that checkpoints leave out
+    extras/           numbers, texts and the configuration
+    backend           the adapter of stored arrays
     lazy              arrays that are described and not read
-    recording/ turns a conversion function into rules: `Rules.record`
-    rules/ changes of names and layouts: `Rules`
+    recording/        turns a conversion function into rules: `Rules.record`
+    rules/            changes of names and layouts: `Rules`
     quantized/        quantised arrays, dequantised or as one node
-    lazy_operations operations on arrays before they are read
+    lazy_operations   operations on arrays before they are read
     boxes             ranges of the dimensions of an array
     dense             copies between arrays of different order
 """

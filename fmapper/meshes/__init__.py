@@ -3,17 +3,17 @@
 For users, besides `fmapper.shard`.
 
     sharding    `shard`, and `Sharding`, the mover that it creates
-    units modules whose parameters are gathered for each use
-    filling divides arrays while they are loaded
+    units       modules whose parameters are gathered for each use
+    filling     divides arrays while they are loaded
     rules       rules by pattern, class, function or model
     layout      parses and checks the mesh axes of an array
     derivation  rules that follow from a program
     dimensions  finds equal dimensions among the arrays of a program
     effects     rules for the dimensions of operations
-    packings finds arrays that are packed side by side in one
+    packings    finds arrays that are packed side by side in one
     plan        the effect of a sharding, and its memory
     device_maps plans the device of each part of a model, by bytes
-    streaming runs a model by such a plan, and fetches layers ahead of use
+    streaming   runs a model by such a plan, and fetches layers ahead of use
 """
 
 from typing import TYPE_CHECKING

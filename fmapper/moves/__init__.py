@@ -5,9 +5,9 @@ in batches, all or none, and refill the tree, which `fmap` does. Plans stop afte
 `place` routes by rules.
 
     mover      `to_gpu`, `to_jax(dtype="bfloat16")` and the like
-    place devices and dtypes for parts of a model
-    patterns finds the rule that applies to a leaf
-    plan the plan of a move
+    place      devices and dtypes for parts of a model
+    patterns   finds the rule that applies to a leaf
+    plan       the plan of a move
     inplace    `move_`
     loader     `DeviceLoader`
     router     the steps, the same for every mover and placement

@@ -3,9 +3,9 @@
 state        `state` and `load_state`
 vector       `destructure`
 materialize  values for a model without memory
-matching pairs of parts of two structures
-plain state in plain attributes of models
-inventory the data of a summary
+matching     pairs of parts of two structures
+plain        state in plain attributes of models
+inventory    the data of a summary
 summary      the inventory, printed
 transient    arrays that checkpoints leave out
 """

@@ -1,17 +1,17 @@
 """Compares two models: the check of conversions, the proof of translations, and `verify`.
 
 comparison   `verify`
-report       what it says
-training     gradients, steps of an optimiser, and the arrays that a call changes
-pairing      which array of one model is which of the other
-alignment    which result of one run is which of the other, by their values
-outputs      the outputs, and how far a model is from itself after a rounding
-differences  pairs of arrays, and how far they are apart
+report       its result
+training     compares gradients, steps of an optimiser, and the arrays that a call changes
+pairing      pairs the arrays of two models
+alignment    pairs the results of two runs, by their values
+outputs      compares outputs, and a model with itself after a rounding
+differences  measures the difference of pairs of arrays
 arrays       arrays as NumPy arrays, and their precision
-models       models as they are called, trained and watched here; `Trial` is for adapters
+models       calls, trains and watches models; `Trial` is for adapters
 optimizers   optimisers by name
-random       dropout and other random numbers, over seeds
-location     the first operation where two models part
+random       compares dropout and other random numbers, over seeds
+location     finds the first operation where two models part
 files        the proof of translated files
 """
 

@@ -1,7 +1,7 @@
-"""Aligns two recorded runs by value: which result of one holds the numbers of which of the other.
+"""Aligns two recorded runs by value: pairs results that hold the same numbers.
 
-Names of modules and operations need not agree, nor how a computation is divided into operations: a
-fused norm has the same result as the last operation of one that is written out.
+The names of modules and operations may differ, and so may the division of a computation into
+operations: a fused norm has the same result as the last operation of an unfused one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ INPUT, WEIGHT = "input", "weight"  # the operations of observations that are not
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Two runs, and which of their results are the same.
+    """Two runs, with their results paired.
 
     Attributes:
         a: The observations of the first run, in order.
-        b: Those of the second.
-        partners: For each of `a`, the numbers of those of `b` with the same values up to layout,
-            the best one first.
-        sources: For each of `b`, those of `a`; none where some of its results are none of `a`.
+        b: The observations of the second run, in order.
+        partners: For each observation of `a`, the indices of those of `b` with the same values up
+            to layout, the best first.
+        sources: For each observation of `b`, the indices of those of `a`; empty if one of its
+            results has no partner.
     """
 
     a: Sequence[Observation]
@@ -39,20 +40,20 @@ class Alignment:
     def first_apart(
         self, ends: Sequence[Any] = (), other_ends: Sequence[Any] = ()
     ) -> tuple[int | None, int | None]:
-        """Returns the numbers of the operations of `a` and of `b` where the runs first part.
+        """Returns the indices of the operations of `a` and of `b` where the runs first part.
 
-        What such an operation takes has partners, what it gives has none, and no result that
-        depends on it has one before the end of the run. None for a run without such an operation.
+        The operands of such an operation have partners, its result has none, nor has any result
+        that depends on it. None for a run without such an operation.
 
         Args:
-            ends: Results of `a` that are wrong; all that nothing takes if there are none.
+            ends: Wrong results of `a`; if empty, all that are not operands.
             other_ends: Those of `b`.
         """
         ours = _frontier(self.a, self.partners, ends)
         theirs = _frontier(self.b, self.sources, other_ends)
         for k in ours.constants:
             for other in theirs.constants:
-                if self._may_be_same(k, other):  # both take a constant there, such as a mask
+                if self._may_be_same(k, other):  # both have a constant there, such as a mask
                     return self._first_constants(k, other)
         if ours.place is None or theirs.place is None:
             return ours.place, theirs.place
@@ -69,9 +70,10 @@ class Alignment:
         return self._first_reordering(ours.place, theirs.place) or (ours.place, theirs.place)
 
     def _first_reordering(self, ours: int, theirs: int) -> tuple[int, int] | None:
-        """Returns the operations that bring an operand of two others into different orders.
+        """Returns the operations that first order an operand of two others differently.
 
-        None if there is no such operand, or more than one: then it may be how weights are laid out.
+        None if there is no such operand, or more than one: then the layout of weights may be the
+        reason.
         """
         operands = _operands(self.b, theirs)
         pairs = [
@@ -91,17 +93,17 @@ class Alignment:
     def forms_apart(
         self, ends: Sequence[Any], other_ends: Sequence[Any]
     ) -> tuple[int | None, int | None]:
-        """Returns the operations of `a` and of `b` that bring the same elements into other forms.
+        """Returns the operations of `a` and of `b` that give the same elements different forms.
 
         Args:
-            ends: Results of `a` that differ in nothing else.
+            ends: Results of `a` that differ only in form.
             other_ends: Those of `b`.
         """
         ours = _last_form(self.a, self.partners, self.b, ends)
         return ours, _last_form(self.b, self.sources, self.a, other_ends)
 
     def _may_be_same(self, k: int, other: int) -> bool:
-        """Returns whether two constants that differ may stand for each other.
+        """Returns whether two different constants may be equivalent.
 
         Masks may be repeated along dimensions.
         """
@@ -109,10 +111,10 @@ class Alignment:
         return _kind(a) == _kind(b) and (_kind(a) == "bool" or _size(a) == _size(b))
 
     def _first_constants(self, k: int, other: int) -> tuple[int, int]:
-        """Returns the first constants that lead to two of them, if there is one of each.
+        """Returns the first constants from which two others are computed, if each has one.
 
-        Of a mask that is made another way some of what leads to it differs in any case: then those
-        are meant that are masks, too.
+        Masks that are made in different ways are computed from different constants; then only those
+        that are masks, too, are considered.
         """
         for alike in (False, True):
             ours = _roots(self.a, self.partners, k, alike=alike)
@@ -122,7 +124,7 @@ class Alignment:
         return k, other
 
     def takes_table(self, ends: Sequence[Any] = (), other_ends: Sequence[Any] = ()) -> bool:
-        """Returns whether such an operation takes floating constants without a partner."""
+        """Returns whether a parting operation takes floating constants without a partner."""
         ours = _frontier(self.a, self.partners, ends)
         theirs = _frontier(self.b, self.sources, other_ends)
         kinds = [_kind(self.a[k]) for k in ours.constants]
@@ -131,9 +133,10 @@ class Alignment:
 
 @dataclass(slots=True)
 class _Print:
-    """The values of an array without their order, and numbers by which candidates are found.
+    """The sorted values of an array, and numbers by which candidates are found.
 
-    `body` is the largest element but for a value that several have, as what is masked.
+    `body` is the largest element apart from a value that occurs often, such as that of masked
+    elements.
     """
 
     values: Any
@@ -152,10 +155,10 @@ def align(
     """Aligns two runs.
 
     Args:
-        a: A run, as `Models.watch` gives it.
+        a: A run, as returned by `Models.watch`.
         b: Another one.
-        tolerance: How far apart results may be that are the same, relative to the largest element;
-            a number for each observation of `a`, or one for all.
+        tolerance: The largest difference of equal results, relative to the largest element; a
+            number for each observation of `a`, or one for all.
     """
     runs = [*a], [*b]
     ours, theirs = ([list(map(_print, operation.values)) for operation in run] for run in runs)
@@ -177,7 +180,7 @@ def align(
             hits = _same(print_, index.get(print_.key, []), tables.get(print_.key), limit)
             matched.update(id(other) for _, _, other in hits)
             same = [(other, layout) for other, layout, _ in hits]
-            matches = same if matches is None else matches  # the first result stands for the others
+            matches = same if matches is None else matches  # the first result represents the others
             matches = matches if same else []
         ranked = sorted(matches or [], key=lambda at: (at[1], abs(at[0] - number)))
         partners.append([other for other, _ in ranked])
@@ -190,7 +193,7 @@ def align(
 
 
 def _print(array: Any) -> _Print | None:
-    """Returns the values of an array; None where they are not known."""
+    """Returns the print of an array; None if its values are unknown."""
     import numpy as np
 
     adapter = adapter_of(array)
@@ -200,7 +203,7 @@ def _print(array: Any) -> _Print | None:
     if not array.size:
         return None
     if array.dtype.kind == "b" and _is_mostly_true(array):
-        array = ~array  # a mask of what is left out is one of what stays
+        array = ~array  # masks and their complements are equivalent
     if dtype_of(array) not in UNITS:
         values = np.sort(array, axis=None)
         flat = values.astype(np.float64)
@@ -212,7 +215,7 @@ def _print(array: Any) -> _Print | None:
                    if np.iscomplexobj(wide) else wide, axis=None)  # fmt: skip
     finite = flat[np.isfinite(flat)]
     scale = float(np.abs(finite).max(initial=0.0))
-    shares = finite / (scale or 1.0)  # a mask may hold the largest numbers that there are
+    shares = finite / (scale or 1.0)  # a mask may hold the largest numbers of its dtype
     mean = scale * float(shares.mean()) if finite.size else 0.0
     size = scale * float(np.abs(shares).mean()) if finite.size else 0.0
     special = (int(np.isnan(flat).sum()), int(np.isposinf(flat).sum()))
@@ -237,7 +240,7 @@ def _table(entries: Sequence[tuple[int, _Print]]) -> Any:
 def _same(
     print_: _Print, candidates: Sequence[tuple[int, _Print]], table: Any, limit: float
 ) -> list[tuple[int, int, _Print]]:
-    """Returns the candidates with the same values, and how they are laid out: 0 for alike."""
+    """Returns the candidates with the same values, each with a rank of its layout, 0 if equal."""
     import numpy as np
 
     if table is None:
@@ -269,7 +272,7 @@ def _near(x: Any, y: Any, allowed: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Frontier:
-    """The first operation without a partner, and what it takes of constants without one."""
+    """The first operation without a partner, and its constants without one."""
 
     place: int | None
     constants: Sequence[int] = ()
@@ -278,11 +281,11 @@ class _Frontier:
 def _frontier(
     run: Sequence[Observation], partners: Sequence[Sequence[int]], wrong: Sequence[Any]
 ) -> _Frontier:
-    """Returns the first operation without a partner before which everything has one.
+    """Returns the first operation without a partner whose operands all have one.
 
-    Only operations count from which results without partners lead to the end of the run. Those that
-    depend on inputs come before those of constants, such as masks, of which the two runs may have
-    other forms.
+    Only operations count that are connected by results without partners to the end of the run.
+    Those that depend on inputs come before constants, such as masks, which the two runs may compute
+    differently.
     """
     numbers = {operation.name: i for i, operation in enumerate(run) if operation.name}
     operands = [
@@ -301,7 +304,7 @@ def _frontier(
     reached, todo = set(ends), list(ends)
     while todo:
         for k in operands[todo.pop()]:
-            passes = is_open[k] or not run[k].values  # what nobody can see is passed through
+            passes = is_open[k] or not run[k].values  # unobserved results are skipped
             if passes and k not in reached:
                 reached.add(k)
                 todo.append(k)
@@ -317,7 +320,7 @@ def _frontier(
 def _partners_of_operands(
     run: Sequence[Observation], at: int, partners: Sequence[Sequence[int]]
 ) -> frozenset[int]:
-    """Returns the partners of what an operation takes."""
+    """Returns the partners of the operands of an operation."""
     names = set(run[at].operands)
     return frozenset(
         k
@@ -331,7 +334,7 @@ def _find_change(
     run: Sequence[Observation], partners: Sequence[Sequence[int]], frontier: _Frontier,
     taken: frozenset[int],
 ) -> int | None:  # fmt: skip
-    """Returns the operation that changes a constant which the other run takes as it is."""
+    """Returns the operation that changes a constant which the other run uses unchanged."""
     numbers = {operation.name: i for i, operation in enumerate(run) if operation.name}
     todo, visited = [*frontier.constants], set(frontier.constants)
     while todo:
@@ -346,7 +349,7 @@ def _find_change(
 
 
 def _repeats(result: Observation, other: Observation) -> bool:
-    """Returns whether a result has the elements of another, each as often as all others."""
+    """Returns whether a result repeats all elements of another equally often."""
     import numpy as np
 
     (a, often), (b, others) = (
@@ -359,7 +362,7 @@ def _repeats(result: Observation, other: Observation) -> bool:
 
 
 def _operands(run: Sequence[Observation], at: int) -> list[int]:
-    """Returns the results that an operation takes; no inputs or weights."""
+    """Returns the operands of an operation that are results, not inputs or weights."""
     names = set(run[at].operands)
     ops = (INPUT, WEIGHT)
     return [
@@ -373,7 +376,7 @@ def _first_of_order(
     run: Sequence[Observation], partners: Sequence[Sequence[int]], other: Sequence[Observation],
     at: int,
 ) -> int:  # fmt: skip
-    """Returns the operation from which on a result is in another order than in the other run."""
+    """Returns the first operation whose result is in another order than in the other run."""
     while True:
         before = [
             i
@@ -386,7 +389,7 @@ def _first_of_order(
 
 
 def _are_reordered(result: Observation, other: Observation) -> bool:
-    """Returns whether no order of the axes makes the same of results with the same elements."""
+    """Returns whether two results have the same elements but are equal in no order of the axes."""
     import numpy as np
 
     is_known = False
@@ -405,14 +408,14 @@ def _are_reordered(result: Observation, other: Observation) -> bool:
     return is_known
 
 
-_MOST_AXES = 6  # more have thousands of orders to try
+_MOST_AXES = 6  # more axes have thousands of orders
 
 
 def _last_form(
     run: Sequence[Observation], partners: Sequence[Sequence[int]], other: Sequence[Observation],
     ends: Sequence[Any],
 ) -> int | None:  # fmt: skip
-    """Returns the operation that gives an end its form; the other run has what it takes."""
+    """Returns the operation that forms a wrong result, if the other run has its operands."""
     numbers = {operation.name: i for i, operation in enumerate(run) if operation.name}
     at = next(iter(_places(run, ends)), None)
     while at is not None:
@@ -438,7 +441,7 @@ def _form(result: Observation) -> tuple[Any, str]:
 def _roots(
     run: Sequence[Observation], partners: Sequence[Sequence[int]], last: int, *, alike: bool
 ) -> Sequence[int]:
-    """Returns the first results without partners that lead to one of them; `alike` of its kind."""
+    """Returns the first results without partners that lead to a result; if `alike`, of its kind."""
     numbers = {operation.name: i for i, operation in enumerate(run) if operation.name}
     roots, reached, todo = [], {last}, [last]
     while todo:
@@ -463,7 +466,7 @@ def _size(result: Observation) -> int:
 
 
 def _kind(result: Observation) -> str:
-    """Returns what kind of numbers a result holds: `float`, `bool` or `int`."""
+    """Returns the kind of numbers in a result: `float`, `bool` or `int`."""
     name = dtype_of(result.values[0])
     return "float" if name in UNITS else "bool" if name == "bool" else "int"
 
@@ -482,4 +485,4 @@ def _places(run: Sequence[Observation], arrays: Sequence[Any]) -> list[int]:
     return list(places.values())
 
 
-_SAME = 2.0**-20  # a run that is watched may round otherwise than one that is compiled
+_SAME = 2.0**-20  # a watched run may round differently than a compiled one

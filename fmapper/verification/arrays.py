@@ -1,4 +1,4 @@
-"""Arrays of any framework as NumPy arrays: their precision, and how they are moved by roundings."""
+"""Arrays of any framework as NumPy arrays: their precision, and perturbation by roundings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from fmapper.backends.discovery import adapter_of
 
-# The distance from 1 to the next number.
+# The distance from 1 to the next number, by dtype.
 UNITS: Mapping[str, float] = {
     "float64": 2.0**-52,
     "complex128": 2.0**-52,
@@ -22,7 +22,7 @@ _WIDER = {"float32": "float64", "complex64": "complex128", "float16": "float64",
 
 
 def to_host(array: Any) -> Any:
-    """Returns an array as one of NumPy; numbers too, and the words of keys."""
+    """Converts an array or number to a NumPy array; a key to its words."""
     import numpy as np
 
     from fmapper.moves.mover import to_numpy
@@ -44,7 +44,7 @@ def is_floating(array: Any) -> bool:
 
 
 def widen(array: Any) -> Any:
-    """Returns a NumPy array in double precision if it is a floating one."""
+    """Converts a floating NumPy array to double precision; others stay as they are."""
     wider = _WIDER.get(dtype_of(array))
     return array if wider is None else array.astype(wider)
 
@@ -54,7 +54,7 @@ def move(array: Any, off: float, seed: int | None = None) -> Any:
 
     Args:
         array: The array.
-        off: The largest share.
+        off: The largest relative change.
         seed: For random shares; None for `cos(0), cos(1), ...` times `off`.
     """
     import numpy as np

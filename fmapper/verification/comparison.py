@@ -1,4 +1,4 @@
-"""Compares two models on the same inputs, in training too, and finds where they first part."""
+"""Compares two models on the same inputs, also in training, and finds where they first part."""
 
 from __future__ import annotations
 
@@ -49,51 +49,53 @@ def verify(
     exact: bool = False,
     layers: bool = False,
 ) -> Report:
-    """Says whether two models are the same model, and if not, where they first part.
+    """Tests whether two models compute the same, and if not, finds where they first part.
 
-    Both are called with the same inputs, and each stays as it is. They may be of any frameworks,
-    converted or written by hand. Where their outputs differ and both can be recorded, the first
-    operation is named whose operands agree and whose result does not; results are paired by their
-    values, so names need not agree.
+    Both are called with the same inputs, and neither is changed. They may be of any frameworks,
+    converted or written by hand. If their outputs differ and both can be recorded, the report names
+    the first operation whose operands agree and whose result does not; results are paired by their
+    values, so names may differ.
 
-    How much of a difference is rounding is measured: `a` is compared with itself after its weights
-    and inputs were moved by a rounding, and both are run in float64, where a model can be.
-    `Report.undecided` says what cannot be told.
+    The share of rounding in a difference is measured: `a` is compared with itself after perturbing
+    its weights and inputs by a rounding, and both are run in float64, if they can be.
+    `Report.undecided` lists what could not be decided.
 
     Args:
-        a: A model of any framework, or any callable; or the path of goldens, which
-            `record_goldens` has written. These hold inputs and mode, and what was recorded is
-            compared: outputs, gradients, steps. A bare function belongs to the framework that
-            the other model is not of, if that can trace it; otherwise to the framework of its
-            inputs. A NumPy function is called with the inputs as they are.
+        a: A model of any framework, or any callable; or the path of goldens from `record_goldens`.
+            These contain inputs and mode, and the recorded outputs, gradients and steps are
+            compared. A bare function belongs to a framework other than that of the other model, if
+            that can trace it; otherwise to the framework of its inputs. A NumPy function is called
+            with the inputs as they are.
         b: The other one.
-        inputs: What both are called with; arrays are brought to the backend of each model.
+        inputs: The inputs of both; arrays are moved to the backend of each model.
         example_kwargs: The same by keyword, as `convert` takes them.
         gradients: Compare the gradient of each parameter, and the arrays that a call changes.
-        steps: Train both for so many steps, and compare their parameters after each.
+        steps: Train both for this many steps, and compare their parameters after each.
         optimizer: `"sgd"`, `"momentum"` or `"adam"`, computed alike for both; or a pair of one of
             each framework: a `torch.optim.Optimizer` of the model, or a function that makes one
             for a module or for its parameters; a transformation of optax for models of JAX, which
             sees parameters in dicts, nested at the dots of their names.
-        learning_rate: That of an optimiser by name. None: one so small that a rounding stays one.
-        loss: A function of the output that gives a scalar, or a pair of such functions, one for
-            each framework. None: the mean of each floating array of the output with fixed weights,
-            summed, so that every element of the output counts.
-        rules: How parameters are paired: rules that take the names and layouts of
-            `fmapper.state(a)` to those of `fmapper.state(b)`; `"transfer"` to find them. None where
-            names are equal, or `convert` made one of the models. Outputs alone need none.
-        train: The mode; None for that in which each model is, `"both"` for one after the other.
-            Dropout in training is compared by means and spreads over seeds.
-        inputs_of_b: What `b` is called with where it takes other inputs: a tuple, a dict of inputs
-            by keyword, or a function that makes one of the inputs of `a`.
+        learning_rate: The learning rate of an optimiser by name; None for one so small that
+            training does not amplify roundings.
+        loss: A function of the output that returns a scalar, or a pair of such functions, one for
+            each framework. None: the sum of the means of all floating arrays of the output with
+            fixed weights, so that every element of the output counts.
+        rules: The pairing of parameters: rules from the names and layouts of `fmapper.state(a)` to
+            those of `fmapper.state(b)`; `"transfer"` to find them. None if names are equal, or
+            `convert` made one of the models. Outputs alone need none.
+        train: Whether to call both in training; None for each model's current mode, `"both"` for
+            one mode after the other. Dropout in training is compared by means and spreads over
+            seeds.
+        inputs_of_b: The inputs of `b` if they differ: a tuple, a dict of inputs by keyword, or a
+            function that makes one from the inputs of `a`.
         outputs_of_b: A function that brings the output of `b` into the form of that of `a`.
-        rtol: What may differ, relative to the largest element. None: what was measured.
-        atol: What may differ in any case.
-        exact: Run `a` in float64 even where the outputs agree.
-        layers: Compare every operation of both, so that the report has `layers`, and plots them.
+        rtol: The allowed difference, relative to the largest element; None for the measured one.
+        atol: The allowed absolute difference.
+        exact: Run `a` in float64 even if the outputs agree.
+        layers: Compare every operation of both, so that the report has `layers` and can plot them.
 
     Raises:
-        ConversionError: `optimizer`, `loss` or `inputs_of_b` is not one, or a model cannot be
+        ConversionError: `optimizer`, `loss` or `inputs_of_b` is invalid, or a model cannot be
             trained.
         StructureMismatchError: Parameters cannot be paired; says what to pass.
 
@@ -148,7 +150,7 @@ def compare(
     inputs_of_b: Any = None,
     outputs_of_b: Callable[[Any], Any] | None = None,
 ) -> Report:
-    """Compares two models as `verify` does, both in a mode; None for that in which each is."""
+    """Compares two models like `verify` in one mode; None for the current mode of each."""
     from fmapper.verification.location import locate, worst_by_layer
     from fmapper.verification.losses import make_losses
     from fmapper.verification.models.side import make_sides
@@ -163,7 +165,7 @@ def compare(
         compared = compare_outputs(sides, rtol, atol)
         mode = "train" if sides[0].trains() else "eval"
         place = _settle(sides, compared, mode) if compared.strict else None
-        draws = compare_draws(compared) if rtol is None else ()  # may judge outputs anew
+        draws = compare_draws(compared) if rtol is None else ()  # may judge outputs again
         report = Report(compared.differences, undecided=tuple(compared.undecided), draws=draws)
         report = replace(report, divergence=_divergence(compared))
         if gradients or steps:
@@ -247,9 +249,9 @@ def _add_training(
 
 
 def _settle(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting | None:
-    """Decides about differences in float64 that a table in single precision may make.
+    """Decides whether a table in single precision explains differences in float64.
 
-    They are not allowed if the first operation that differs takes no such table.
+    If the first operation that differs has no such table as operand, they are not allowed.
     """
     from fmapper.verification.location import locate
 
@@ -266,7 +268,7 @@ def _settle(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting |
 
 
 def _divergence(compared: Outputs) -> float | None:
-    """Returns the divergence of the logits, where the output has such a field."""
+    """Returns the divergence of the logits; None if the output has no such field."""
     for pair in compared.pairs:
         field = pair.path.rpartition(".")[2]
         if "logits" in field and not pair.note and pair.x.ndim and pair.x.shape == pair.y.shape:
@@ -275,7 +277,7 @@ def _divergence(compared: Outputs) -> float | None:
 
 
 def _other_modes(sides: tuple[Side, Side]) -> str:
-    """Says which of two models was in training; empty if both or none were."""
+    """Says which of two models was called in training; empty if both or none were."""
     a, b = (side.trains() for side in sides)
     if a is b:
         return ""
@@ -283,7 +285,7 @@ def _other_modes(sides: tuple[Side, Side]) -> str:
 
 
 def _join(evaluation: Report, training: Report) -> Report:
-    """Returns one report of both modes."""
+    """Merges the reports of both modes."""
 
     def name_with(outcomes: tuple[Difference, ...], mode: str) -> tuple[Difference, ...]:
         return tuple(replace(outcome, path=f"{mode}: {outcome.path}") for outcome in outcomes)
@@ -310,5 +312,5 @@ def _join(evaluation: Report, training: Report) -> Report:
 
 
 def differences(a: Any, b: Any) -> list[Difference]:
-    """Compares two outputs, with rounding allowed for: one difference per array."""
+    """Compares two outputs, allowing for rounding: returns one difference per array."""
     return [difference(pair, CONVERTED) for pair in pairs_of(a, b)]

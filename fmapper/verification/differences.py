@@ -12,7 +12,7 @@ from fmapper.backends.equality import equals, narrow_ends
 from fmapper.states.matching import match, parts_of, path_of
 from fmapper.verification.arrays import HALVES, UNITS, dtype_of, to_host, widen
 
-# A model may be that many times as far from another as it is from itself after a rounding.
+# The allowed ratio of a model's distance from another to that from itself after a rounding.
 OWN = 4.0
 
 
@@ -21,14 +21,14 @@ class Difference:
     """The difference between an array of `b` and that of `a`.
 
     Attributes:
-        path: Where it is: the output, the parameter, or the operation that gives it.
-        error: The largest difference of two elements; infinite where shapes, NaN or infinite
-            elements do not agree.
+        path: Its path in the output, its parameter, or the operation that returns it.
+        error: The largest difference of two elements; infinite if shapes, NaN or infinite elements
+            do not agree.
         scale: The largest finite element of `a`, by absolute value.
         allowed: The difference that is allowed.
-        note: What else does not agree.
+        note: Further disagreements.
         size: The number of elements that were compared, without those that are NaN in both.
-        precision: The precision in which both were computed, where it is not that of the models.
+        precision: The precision in which both were computed, if it is not that of the models.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Difference:
 
     @property
     def share(self) -> float:
-        """The difference relative to the largest element; infinite where something else differs."""
+        """The difference relative to the largest element; infinite if something else differs."""
         if self.note:
             return math.inf
         return self.error / self.scale if self.scale else self.error
@@ -61,14 +61,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """An array of `a` and its counterpart of `b`, as NumPy arrays; or why there is none.
+    """An array of `a` and its counterpart in `b`, as NumPy arrays; or why there is none.
 
     Attributes:
-        path: Where `a` has it.
-        x: That of `a`.
-        y: That of `b`.
+        path: Its path in `a`.
+        x: The array of `a`.
+        y: The array of `b`.
         note: Why they cannot be compared.
-        other: Where `b` has it.
+        other: Its path in `b`.
     """
 
     path: str
@@ -82,16 +82,16 @@ def pairs_of(
     a: Any, b: Any, path: str = "output", other: str = "output",
     around: Set[tuple[int, int]] = frozenset(),
 ) -> Iterator[Pair]:  # fmt: skip
-    """Pairs the arrays of two structures, which are compared by contents, not by class.
+    """Pairs the arrays of two structures by their contents, whatever their classes.
 
-    Arrays in parts with names are compared by name, in sequences by position.
+    Arrays in named parts are paired by name, in sequences by position.
 
     Args:
         a: An output, or a part of one.
         b: The other one.
-        path: Where the first is.
-        other: Where the second is.
-        around: The structures that they are in, which they may hold again.
+        path: The path of the first.
+        other: The path of the second.
+        around: The ids of the structures that contain them, since these may be cyclic.
     """
     if (id(a), id(b)) in around:
         return
@@ -142,10 +142,10 @@ class Bounds:
 
     Attributes:
         rtol: Relative to the largest element; None for `units` roundings of the coarser dtype.
-        atol: In any case.
-        units: How many roundings.
-        own: Path -> a difference that is allowed, as it was measured.
-        least: The scale of arrays that are smaller than it.
+        atol: An absolute difference.
+        units: The number of roundings.
+        own: Path -> a difference that is allowed because it was measured.
+        least: The minimal scale of arrays.
     """
 
     rtol: float | None = None
@@ -155,7 +155,7 @@ class Bounds:
     least: float = 0.0
 
     def allow(self, path: str, scale: float, dtype: str) -> float:
-        """Returns the difference that is allowed of an array with such elements."""
+        """Returns the allowed difference of an array."""
         scale = max(scale, self.least)
         if self.rtol is not None:
             return self.rtol * scale + self.atol
@@ -164,10 +164,10 @@ class Bounds:
 
 
 class _Converted(Bounds):
-    """Bounds of converted models: a compiler fuses operations, and takes sums in any order.
+    """Bounds of converted models, whose compilers fuse operations and reorder sums.
 
-    That cannot be measured, for such a model computes in the dtypes of its program alone; nor can
-    it of a function that is not a model of a framework.
+    They cannot be measured, because such a model computes only in the dtypes of its program; nor
+    can those of a function that is not a framework's model.
     """
 
     def allow(self, path: str, scale: float, dtype: str) -> float:
@@ -190,14 +190,14 @@ def difference(pair: Pair, bounds: Bounds, precision: str = "") -> Difference:
 
 
 def _numbers_in(x: Any) -> int:
-    """Returns how many elements are not NaN: those of two arrays say nothing about each other."""
+    """Returns how many elements are not NaN, because two NaNs say nothing about each other."""
     import numpy as np
 
     return int(x.size - np.isnan(widen(x)).sum()) if dtype_of(x) in UNITS else int(x.size)
 
 
 def measure(x: Any, y: Any) -> tuple[float, float, str, str]:
-    """Returns the largest difference and element, the coarser dtype, and what else differs."""
+    """Returns the largest difference and element, the coarser dtype, and other differences."""
     import numpy as np
 
     dtype = max(dtype_of(x), dtype_of(y), key=lambda name: UNITS.get(name, 0.0))
@@ -222,7 +222,7 @@ def measure(x: Any, y: Any) -> tuple[float, float, str, str]:
 
 
 def distances(a: Any, b: Any) -> dict[str, float]:
-    """Returns path -> how far an array of one output is from that of another of the same model."""
+    """Maps paths to the largest differences between the arrays of two outputs of one model."""
     return {p.path: math.inf if p.note else _distance(p.x, p.y) for p in pairs_of(a, b)}
 
 
@@ -247,7 +247,7 @@ def divergence(logits: Any, others: Any) -> float:
 
 
 def differ_in_halves(pair: Pair) -> bool:
-    """Returns whether one array alone is of half precision."""
+    """Returns whether exactly one of the arrays is of half precision."""
     if pair.note:
         return False
     ours, theirs = dtype_of(pair.x), dtype_of(pair.y)

@@ -25,16 +25,16 @@ from fmapper.verification.report import Operation, Parting, part_at
 if TYPE_CHECKING:
     from fmapper.verification.outputs import Outputs
 
-# Of an operation that sorts or selects: its elements agree, their places do not.
+# For an operation that sorts or selects: its elements agree, their places do not.
 TIES = "the same elements from other places, as there are equal ones"
 _CLOSE = 2.0**-30
-_ROUNDED = 2.0**-22  # of the largest element: a constant in single precision
+_ROUNDED = 2.0**-22  # relative to the largest element: a constant in single precision
 
 
 def locate(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting | None:
     """Returns the first operation whose operands agree and whose result does not.
 
-    None where the operations of a model cannot be watched.
+    None if the operations of a model cannot be watched.
     """
     if any(side.is_converted for side in sides):
         for operation, outcome in _by_name(sides):
@@ -55,7 +55,7 @@ def locate(sides: tuple[Side, Side], compared: Outputs, mode: str) -> Parting | 
     inner = None if finer is None else _part(finer, sides, compared, mode, double=double)
     if inner is None or inner.a is None or inner.a.place != place.a.place:
         return place
-    return replace(place, b=inner.b)  # within an operation of `a` that does several things
+    return replace(place, b=inner.b)  # inside an operation of `a` that combines several steps
 
 
 def _both(sides: tuple[Side, Side]) -> Iterator[tuple[Side, Models | None]]:
@@ -74,7 +74,7 @@ def _part(
     ends = _ends(compared, double=double)
     unit = min(compared.unit, UNITS["float32"]) if double else compared.unit
     measured = sides[0].tolerance(a, sides[1].adapter, 2 * unit, double=double)
-    # every result is off a little there: wanted is one that is off as the outputs are
+    # every result is slightly off there: look for one that is as far off as the outputs
     share = 0.0 if double else max(outcome.share for outcome in wrong) / 8
     loose = [max(limit, share) for limit in measured if math.isfinite(share)]
     tries: list[tuple[Sequence[float] | float, bool]]
@@ -86,7 +86,7 @@ def _part(
             continue
         place = _describe(alignment, ours, theirs, tolerance, mode, double=double)
         rounded = double and (place.share <= _ROUNDED or alignment.takes_table(*ends))
-        if not (is_first and rounded):  # a table that rounds comes before the mistake
+        if not (is_first and rounded):  # a rounded table occurs before the mistake
             return replace(place, rounded=rounded)
     ours, theirs = alignment.forms_apart(*ends)
     form = next((outcome for outcome in wrong if outcome.note), None)
@@ -103,7 +103,7 @@ def _watch(
     for side, other in _both(sides):
         try:
             run = side.watch(None if fine else other, double=double)
-        except Exception:  # of mixed dtypes, where a model insists on single precision
+        except Exception:  # mixed dtypes, if a model insists on single precision
             if not double:
                 raise
             return None
@@ -135,7 +135,7 @@ def _describe(
         None if observation is None else _operation(observation) for observation in (a, b)
     )
     stage, name = "forward", ""
-    if a is not None and a.op == WEIGHT:  # or a buffer, as a table that is computed once
+    if a is not None and a.op == WEIGHT:  # or a buffer, such as a table that is computed once
         stage, name = "weights", a.module
     path = name or str(of_a if of_a is not None else of_b)
     near = _nearest(a, alignment.b) if a is not None else None
@@ -149,7 +149,7 @@ def _describe(
 
 
 def _nearest(result: Observation, run: Sequence[Observation]) -> Pair | None:
-    """Returns the result of the other run that is nearest to that of an operation."""
+    """Returns the result of the other run that is nearest to the result of an operation."""
     import numpy as np
 
     x = to_host(result.values[0])
@@ -173,7 +173,7 @@ def _operation(observation: Observation) -> Operation:
 
 
 def worst_by_layer(sides: tuple[Side, Side], compared: Outputs) -> tuple[Difference, ...]:
-    """Returns for each layer of `a` the difference of its operation that differs most."""
+    """Returns for each layer of `a` the largest difference among its operations."""
     layers: dict[str, Difference] = {}
     converted = any(side.is_converted for side in sides)
     for operation, outcome in _by_name(sides) if converted else _by_value(sides, compared):
@@ -186,7 +186,7 @@ def worst_by_layer(sides: tuple[Side, Side], compared: Outputs) -> tuple[Differe
 def _by_value(
     sides: tuple[Side, Side], compared: Outputs
 ) -> Iterator[tuple[Observation, Difference]]:
-    """Yields each result of `a` with its distance from the nearest of `b`."""
+    """Yields each result of `a` with its difference from the nearest one of `b`."""
     runs = _watch(sides, double=False)
     if runs is None:
         return
@@ -199,7 +199,7 @@ def _by_value(
 
 
 def _by_name(sides: tuple[Side, Side]) -> Iterator[tuple[Observation, Difference]]:
-    """Yields each result that both have, of models whose modules and operations are the same."""
+    """Yields each common result of models with the same modules and operations."""
     a, b = sides
     watched = [a.watch(b.adapter), b.watch(a.adapter)]
     if watched[0] is None or watched[1] is None:
@@ -221,7 +221,7 @@ def _by_name(sides: tuple[Side, Side]) -> Iterator[tuple[Observation, Difference
 
 
 def _occurrences(run: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
-    """Yields each result with its module, operation and occurrence; none inside of loops."""
+    """Yields each result outside of loops with its module, operation and occurrence."""
     counts: dict[tuple[str, str], int] = {}
     for observation in run:
         if observation.loop:

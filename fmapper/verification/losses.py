@@ -15,8 +15,8 @@ def make_losses(sides: tuple[Side, Side], loss: Any) -> tuple[Loss, Loss]:
     """Returns the loss of each model, as a function of its output.
 
     Raises:
-        ConversionError: It is neither a function nor a pair of functions; or, in training, what
-            one gives is not a scalar.
+        ConversionError: It is neither a function nor a pair of functions; or, in training, one does
+            not return a scalar.
     """
     if loss is None:
         return _waves(sides)
@@ -43,7 +43,7 @@ def make_losses(sides: tuple[Side, Side], loss: Any) -> tuple[Loss, Loss]:
 
 
 def _waves(sides: tuple[Side, Side]) -> tuple[Loss, Loss]:
-    """Returns the mean of each floating array times `cos(0), cos(1), ...`, summed."""
+    """Returns losses: the sum of the means of all floating arrays times `cos(0), cos(1), ...`."""
     outputs = [side.outputs(call.output) for side in sides if (call := side.call()) is not None]
     pairs = [*pairs_of(*outputs)]
     waves = [

@@ -1,4 +1,4 @@
-"""Optimisers by name, in NumPy: the same one for both models, whatever their frameworks."""
+"""Optimisers by name, in NumPy, so that both models use the same one in any framework."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _momentum(gradient: Any, memory: dict[str, Any], count: int) -> Any:
 
 
 def _adam(gradient: Any, memory: dict[str, Any], count: int) -> Any:
-    """Updates as Kingma and Ba (2015) do, with their constants."""
+    """Computes the update of Kingma and Ba (2015), with their constants."""
     import numpy as np
 
     memory["mean"] = 0.9 * memory.get("mean", 0.0) + 0.1 * gradient
@@ -36,10 +36,10 @@ _UPDATES: Mapping[str, Update] = {"sgd": _sgd, "momentum": _momentum, "adam": _a
 
 
 def check_name(name: str) -> None:
-    """Raises for an optimiser that is not known.
+    """Raises for an unknown optimiser.
 
     Raises:
-        ConversionError: Lists those that are.
+        ConversionError: It is unknown; lists the known ones.
     """
     if name not in _UPDATES:
         raise ConversionError(
@@ -50,7 +50,7 @@ def check_name(name: str) -> None:
 
 
 def stepper(name: str, rate: float) -> Stepper:
-    """Returns the steps of an optimiser; weights without a gradient stay."""
+    """Returns a stepper of an optimiser, which keeps weights without a gradient."""
     memory: dict[str, dict[str, Any]] = {}
     count = 0
 

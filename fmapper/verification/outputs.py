@@ -1,4 +1,4 @@
-"""Compares the outputs of two models; how much of a difference is rounding is measured."""
+"""Compares the outputs of two models, and measures how much of a difference is rounding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fmapper.verification.differences import (
 )
 from fmapper.verification.models.side import Side
 
-# What is no more than that of the largest element needs no measuring in double precision.
+# Relative differences up to this need no measuring in double precision.
 SURELY = 2.0**-40
 # In double precision: a variance as the mean of squares less the square of the mean loses so much.
 ROUNDING_OF_DOUBLE = 2.0**-36
@@ -30,17 +30,17 @@ ROUNDING_OF_DOUBLE = 2.0**-36
 
 @dataclass
 class Outputs:
-    """The outputs of two models, and what is known of their rounding.
+    """The outputs of two models, and facts about their rounding.
 
     Attributes:
         sides: The models.
         values: Their outputs.
         pairs: The arrays of both.
         differences: How far they are apart.
-        undecided: What could not be told.
+        undecided: Questions that could not be decided.
         random: Why the two cannot be compared element by element; empty if they can.
         calm: Whether dropout was left out, and both were given the same random numbers.
-        strict: The differences where those in float64 that a table in single precision may make are
+        strict: The differences if those in float64 that a table in single precision may explain are
             not allowed; empty if there are none.
     """
 
@@ -55,7 +55,7 @@ class Outputs:
 
     @functools.cached_property
     def wide(self) -> tuple[Any, Any] | None:
-        """The outputs in double precision; None where one of the models cannot compute in it."""
+        """The outputs in double precision; None if one of the models cannot compute in it."""
         outputs = []
         for side in self.sides:
             try:
@@ -64,7 +64,7 @@ class Outputs:
                     output = None if call is None else side.outputs(call.output)
                 else:
                     output = side.output_in_float64()
-            except Exception:  # of mixed dtypes, or of code that insists on single precision
+            except Exception:  # mixed dtypes, or code that insists on single precision
                 return None
             if output is None or (side.is_converted and not self.calm):
                 return None
@@ -78,12 +78,12 @@ class Outputs:
 
     @functools.cached_property
     def unit(self) -> float:
-        """A rounding of the coarsest precision that both compute in."""
+        """A rounding in the coarsest precision in which both compute."""
         ours, theirs = (side.unit for side in self.sides)
         return min(ours, theirs) or max(ours, theirs) or UNITS["float32"]
 
     def own(self, off: float, *, double: bool) -> Mapping[str, float]:
-        """Returns path -> how far an output of `a` may be from that of another model."""
+        """Maps paths to the allowed distances of outputs of `a` from those of another model."""
         distances = self.sides[0].sensitivity(off, double=double).outputs
         return {path: OWN * apart for path, apart in distances.items()}
 
@@ -107,7 +107,7 @@ class Outputs:
 def compare_outputs(
     sides: tuple[Side, Side], rtol: float | None, atol: float | None, *, calm: bool = False
 ) -> Outputs:
-    """Compares the outputs of two models in the modes of their calls, `calm` without dropout."""
+    """Compares the outputs of two models in their modes; if `calm`, without dropout."""
     outputs = _call(sides, calm=calm)
     judged = _judge_with(outputs, rtol, atol)
     wrong = any(not outcome.ok for outcome in judged)
@@ -177,7 +177,7 @@ def _judge(outputs: Outputs) -> list[Difference]:
 
 
 def _join(exact: Sequence[Difference], rounded: Sequence[Difference]) -> list[Difference]:
-    """Returns the differences of both precisions that are worse."""
+    """Returns for each array the worse difference of both precisions."""
     return [
         near if outcome.ok and (not near.ok or not outcome.precision) else outcome
         for outcome, near in zip(exact, rounded, strict=True)
@@ -185,7 +185,7 @@ def _join(exact: Sequence[Difference], rounded: Sequence[Difference]) -> list[Di
 
 
 def _judge_in_double(outputs: Outputs, wide: list[Pair]) -> list[Difference]:
-    """Judges by the outputs in double precision, in which another computation shows."""
+    """Judges by the outputs in double precision, which reveal a different computation."""
     exact = [difference(pair, Bounds(units=SURELY * 2.0**52)) for pair in wide]
     if all(outcome.ok for outcome in exact):
         return exact
@@ -194,7 +194,7 @@ def _judge_in_double(outputs: Outputs, wide: list[Pair]) -> list[Difference]:
     if all(outcome.ok for outcome in exact):
         return exact
     outputs.strict = tuple(replace(outcome, precision="float64") for outcome in exact)
-    unit = min(outputs.unit, UNITS["float32"])  # that of a table, as casts do nothing here
+    unit = min(outputs.unit, UNITS["float32"])  # tables stay rounded
     loose = outputs.own(2 * unit, double=True)
     judged = []
     for outcome in exact:
@@ -213,7 +213,7 @@ def _judge_in_double(outputs: Outputs, wide: list[Pair]) -> list[Difference]:
 def _judge_rounding(
     outputs: Outputs, pairs: list[Pair], plain: list[Difference], wide: list[Pair]
 ) -> list[Difference]:
-    """Judges how the models round: `b` no more than `a`, unless it computes in the same dtypes."""
+    """Checks that `b` rounds no more than `a`, unless it computes in the same dtypes."""
     if all(outcome.ok for outcome in plain):
         return plain
     limits = dict(outputs.own(2 * outputs.unit, double=False))

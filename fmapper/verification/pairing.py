@@ -1,4 +1,4 @@
-"""Which element of the arrays of one model is which element of those of the other."""
+"""Pairs the elements of the arrays of two models."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Arrays = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The elements of the arrays of `a` that those of `b` are.
+    """The counterparts in `a` of the elements of the arrays of `b`.
 
     Attributes:
         shapes: The shapes of the arrays of `a`, by name.
-        places: For each array of `b`, the numbers of elements of `a` in their order, from 1; 0 for
+        places: For each array of `b`, the numbers of the elements of `a`, counted from 1; 0 for
             constants.
-        shifts: For arrays of `b` that have a constant added to those of `a`: that constant.
+        shifts: For arrays of `b` that equal those of `a` plus a constant: that constant.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -37,11 +37,11 @@ class Pairing:
     def pull(self, arrays: Arrays, *, add: bool = False) -> dict[str, Any]:
         """Returns arrays of `b` under the names and in the layouts of `a`.
 
-        Those of `a` are missing that have elements without a partner.
+        Arrays of `a` with unpaired elements are missing.
 
         Args:
             arrays: Arrays by their names in `b`.
-            add: Whether elements of `b` that are the same one of `a` are added, as gradients are.
+            add: Whether to sum elements of `b` with the same counterpart in `a`, as for gradients.
         """
         import numpy as np
 
@@ -70,8 +70,8 @@ class Pairing:
         """Returns arrays of `a` under the names and in the layouts of `b`.
 
         Args:
-            arrays: Arrays by their names in `a`. Those of `b` are missing of which elements are
-                among others.
+            arrays: Arrays by their names in `a`. Arrays of `b` that need other elements are
+                missing.
         """
         import numpy as np
 
@@ -101,10 +101,10 @@ def pair_arrays(
         a: A model.
         b: The other one.
         of: Their adapters; None for goldens.
-        trials: Both as they are trained.
-        rules: Rules for the names and layouts of `a`, to those of `b`; `"transfer"` to find them;
-            None where names are equal, or `convert` made one of the two.
-        inputs: Example inputs, by position and by keyword, of `a` and of `b`, to find rules with.
+        trials: The trials of both.
+        rules: Rules from the names and layouts of `a` to those of `b`; `"transfer"` to find them;
+            None if names are equal, or `convert` made one of the two.
+        inputs: Example inputs, by position and by keyword, of `a` and of `b`, for finding rules.
 
     Raises:
         StructureMismatchError: Arrays cannot be paired; says what to pass.
@@ -148,7 +148,7 @@ def _transfer(a: Any, b: Any, rules: str, inputs: Any) -> Any:
         raise StructureMismatchError(
             f'rules={rules!r} is not a value of Rules. rules="transfer" finds them.'
         )
-    transfer: Any = import_module("fmapper").transfer  # a room above this one
+    transfer: Any = import_module("fmapper").transfer  # this room is above
     (args, kwargs), (other_args, _) = inputs
     given = {"example_kwargs": kwargs} if kwargs else {}
     _, report = transfer(a, b, example_inputs=args, target_inputs=other_args, **given)
@@ -185,7 +185,7 @@ def _identity(ours: Arrays, theirs: Arrays, trials: tuple[Trial, Trial]) -> Pair
 
 
 def _numbers(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Returns the numbers of all elements, from 1."""
+    """Numbers all elements, from 1."""
     import numpy as np
 
     numbers, begin = {}, 1
@@ -197,7 +197,7 @@ def _numbers(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _filler(model: Any) -> Callable[[Arrays], Arrays]:
-    """Returns what puts arrays of a source into the layouts of a model that was made of it."""
+    """Returns a function from arrays of a source to the layouts of a model converted from it."""
     from fmapper.states.state import arrays_by_name, load_state
 
     def fill(arrays: Arrays) -> Arrays:
@@ -211,10 +211,10 @@ def follow_elements(
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, Any], dict[str, Any]]:
     """Follows the elements of arrays through a function that moves them.
 
-    Their numbers go through it digit by digit, which every dtype can hold.
+    The function is applied to the numbers of the elements, digit by digit, so that every dtype can
+    hold them.
 
-    Returns:
-        What `Pairing` holds.
+    Returns: The fields of a `Pairing`.
 
     Raises:
         StructureMismatchError: The function adds arrays or multiplies them.
@@ -244,7 +244,7 @@ def follow_elements(
                 f"{name} of b is a sum or a multiple of arrays of a, which training changes by "
                 "other steps. Compare the outputs alone, without gradients and steps."
             )
-    is_moved = {name: array != zeros[name] for name, array in ones.items()}  # not keys of b's own
+    is_moved = {name: array != zeros[name] for name, array in ones.items()}  # not b's own keys
     shifts = {name: np.where(is_moved[name], x, 0) for name, x in zeros.items() if np.any(x)}
 
     def carry(digits: Sequence[Any]) -> list[Any]:
@@ -261,15 +261,15 @@ def follow_elements(
     return shapes, places, shifts
 
 
-_BASE = 200  # smaller than the first integer that bfloat16 lacks, with a constant added
+_BASE = 200  # with a constant added, still below the first integer that bfloat16 lacks
 
 
 def carry_numbers(numbers: Sequence[Any], carry: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-    """Carries arrays of whole numbers, digit by digit, as a small dtype has no large integers."""
+    """Carries whole numbers digit by digit, because small dtypes lack large integers."""
     import numpy as np
 
     largest = max((int(array.max(initial=0)) for array in numbers), default=0)
-    dtype = np.float32 if largest < 2**24 else np.float64  # the smaller that has all of them
+    dtype = np.float32 if largest < 2**24 else np.float64  # the smallest that holds all numbers
     carried, unit = carry([(array % _BASE).astype(np.float32) for array in numbers]), _BASE
     while unit <= largest:
         digits = carry([(array // unit % _BASE).astype(np.float32) for array in numbers])
@@ -279,7 +279,7 @@ def carry_numbers(numbers: Sequence[Any], carry: Callable[[Sequence[Any]], list[
 
 
 def _inverse(pairing: Pairing, ours: Arrays) -> Pairing:
-    """Returns the pairing of `b` with `a` for that of `a` with `b`."""
+    """Inverts a pairing of `a` with `b`."""
     import numpy as np
 
     ids = _numbers({name: array.shape for name, array in ours.items()})
@@ -295,7 +295,7 @@ def _inverse(pairing: Pairing, ours: Arrays) -> Pairing:
 
 
 def _wide(arrays: Arrays) -> Any:
-    """Returns the dtype that holds all arrays."""
+    """Returns a dtype that holds the values of all arrays."""
     import numpy as np
 
     is_complex = any(x.dtype.kind == "c" for x in arrays.values())
@@ -303,10 +303,10 @@ def _wide(arrays: Arrays) -> Any:
 
 
 def _check(pairing: Pairing, trials: tuple[Trial, Trial]) -> Pairing:
-    """Raises for trained arrays of `b` that no array of `a` is.
+    """Raises for trained arrays of `b` without a counterpart in `a`.
 
     Raises:
-        StructureMismatchError: Names them.
+        StructureMismatchError: There are such arrays; names them.
     """
     import numpy as np
 
@@ -324,6 +324,6 @@ def _check(pairing: Pairing, trials: tuple[Trial, Trial]) -> Pairing:
 
 
 def floats(arrays: Arrays, *, double: bool = False) -> dict[str, Any]:
-    """Returns the floating arrays among others, as NumPy arrays, `double` in that precision."""
+    """Returns the floating arrays as NumPy arrays, if `double` in double precision."""
     host = {name: to_host(x) for name, x in arrays.items()}
     return {name: widen(x) if double else x for name, x in host.items() if is_floating(x)}

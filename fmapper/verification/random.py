@@ -21,9 +21,9 @@ MOST = 6.0  # standard errors; see `Spread.distance`
 
 
 def compare_draws(compared: Outputs) -> tuple[Difference, ...]:
-    """Compares what two models draw, and judges outputs anew that are random.
+    """Compares the random numbers of two models, and judges random outputs again.
 
-    Nothing is compared where neither draws.
+    Nothing is compared if neither draws any.
     """
     sides = compared.sides
     wrong = any(not outcome.ok for outcome in compared.differences)
@@ -51,7 +51,7 @@ def compare_draws(compared: Outputs) -> tuple[Difference, ...]:
         return _compare_noise(compared, a, b)
     try:
         return () if wrong else _compare_dropout(compared, a, b)
-    except (CycleError, RecursionError):  # an output that holds itself has no order of leaves
+    except (CycleError, RecursionError):  # a cyclic output has no order of leaves
         return ()
 
 
@@ -64,7 +64,7 @@ def _compare_presence(a: Call, b: Call) -> tuple[Difference, ...]:
 
 
 def _compare_rates(compared: Outputs, a: Call, b: Call) -> tuple[Difference, ...]:
-    """Compares what is drawn, of which goldens hold no numbers."""
+    """Compares the rates of dropout with those of goldens, which hold no random numbers."""
     if b.draws is None:
         note = (
             "b is a converted model whose dropout cannot be left out, as it is in goldens. Record "
@@ -122,7 +122,7 @@ def _rates(rates: list[float]) -> str:
 
 
 def _compare_noise(compared: Outputs, a: Call, b: Call) -> tuple[Difference, ...]:
-    """Compares outputs with everything random in them."""
+    """Compares outputs with all of their randomness."""
     orders = _orders(compared, a, b)
     if orders is None:
         compared.undecided.append("outputs: outputs_of_b hides which random array is which")
@@ -150,7 +150,7 @@ def _compare_noise(compared: Outputs, a: Call, b: Call) -> tuple[Difference, ...
 
 
 def _orders(compared: Outputs, a: Call, b: Call) -> tuple[list[int], list[int]] | None:
-    """Returns where the paired arrays are among the leaves of each output."""
+    """Returns the indices of the paired arrays among the leaves of each output."""
     orders = []
     paths_of_both = [p.path for p in compared.pairs], [p.other for p in compared.pairs]
     for side, call, paths in zip(compared.sides, (a, b), paths_of_both, strict=True):
@@ -164,7 +164,7 @@ def _orders(compared: Outputs, a: Call, b: Call) -> tuple[list[int], list[int]] 
 
 
 def _means(runs: list[list[Any]], order: list[int]) -> list[Any]:
-    """Returns the means of outputs over seeds, from which spreads are told best."""
+    """Returns the means of outputs over seeds, the best reference for spreads."""
     import numpy as np
 
     return [np.mean([np.asarray(outputs[i]) for outputs in runs], axis=0) for i in order]

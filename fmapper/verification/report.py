@@ -20,10 +20,10 @@ class Operation:
     """An operation of a model.
 
     Attributes:
-        module: The path of the part of the model that it belongs to.
+        module: The path of the submodule that it belongs to.
         op: Its name.
-        source: The line of code that it comes from.
-        loop: The steps of the loops that it is in, outer ones first, as `scan[3]`.
+        source: The line of code that called it.
+        loop: The iterations of the loops around it, outer ones first, such as `scan[3]`.
     """
 
     module: str
@@ -33,7 +33,7 @@ class Operation:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """The part, the step of a loop and the line of code that it is in."""
+        """The submodule, the iteration of a loop, and the line of code that contain it."""
         return self.module, self.loop, self.source
 
     def __str__(self) -> str:
@@ -48,12 +48,12 @@ class Parting(Difference):
 
     Attributes:
         stage: `weights`, `forward`, `draws`, `buffers`, `backward` or `steps`.
-        a: The operation of `a`, of the forward pass: what it takes agrees, what it gives does not.
-        b: That of `b`.
-        name: The parameter or buffer, by its name in `a`, of the other stages.
+        a: In the forward pass, the operation of `a` whose operands agree but whose result does not.
+        b: The same operation of `b`.
+        name: In other stages, the parameter or buffer, by its name in `a`.
         step: The number of the step, from 1.
         mode: `train` or `eval`.
-        rounded: Whether this may be a rounding: of a table in single precision, for instance.
+        rounded: Whether this may be a rounding, for instance of a table in single precision.
     """
 
     stage: str = "forward"
@@ -72,7 +72,7 @@ class Parting(Difference):
 
 
 def part_at(difference: Difference, stage: str, **more: Any) -> Parting:
-    """Returns a difference as a place where two models part."""
+    """Makes a `Parting` from a difference."""
     fields = (
         difference.path,
         difference.error,
@@ -90,23 +90,23 @@ class Report:
     """The result of `verify`; true if something was compared and everything agrees.
 
     Attributes:
-        outputs: One difference per array of the output; per number or text where there is no array.
+        outputs: One difference per array of the output; per number or text if there is no array.
         first: The first place where the models part, if they do: the operation of the forward pass,
-            where it is known of both models; the parameter of the backward pass; the step.
+            if it is known in both models; the parameter of the backward pass; the step.
         exact: The largest error of `a` and of `b` against `a` in float64, relative to the largest
-            element; None where that was not computed.
-        layers: The difference of each layer, that of its operation that differs most, in the order
-            of `a`; for `verify(..., layers=True)`.
+            element; None if it was not computed.
+        layers: The largest difference in each layer, in the order of `a`; for `verify(...,
+            layers=True)`.
         modes: Which of the two was called in training mode and which was not, if they differ.
-        loss: The difference of the losses; None where no gradients were compared.
-        divergence: The mean Kullback-Leibler divergence of the logits, in nats; None where the
-            output has no `logits`.
+        loss: The difference of the losses; None if no gradients were compared.
+        divergence: The mean Kullback-Leibler divergence of the logits, in nats; None if the output
+            has no `logits`.
         weights: One difference per parameter before anything was trained.
         gradients: One difference per parameter, in the layout of `a`.
         steps: For each step of the optimiser, one difference per parameter and running statistic.
         buffers: One difference per buffer after the call.
-        draws: What was compared of random numbers; an error is a distance in standard errors.
-        undecided: What the comparison could not decide, and why.
+        draws: The comparison of random numbers; an error is a distance in standard errors.
+        undecided: Questions that the comparison could not decide, and why.
     """
 
     outputs: tuple[Difference, ...]
@@ -144,7 +144,7 @@ class Report:
         return self.ok
 
     def parts(self) -> Iterator[tuple[str, tuple[Difference, ...]]]:
-        """Yields what was compared, by its name: `outputs`, `gradients`, `step 1`, ..."""
+        """Yields the differences by stage: `outputs`, `gradients`, `step 1`, ..."""
         yield "outputs", self.outputs
         yield "weights", self.weights
         yield "losses", () if self.loss is None else (self.loss,)
@@ -189,7 +189,7 @@ class Report:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as numbers, texts, lists and dicts, as for JSON."""
+        """Returns the report as numbers, texts, lists and dicts, ready for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
     def _repr_html_(self) -> str:
@@ -211,14 +211,14 @@ class Report:
         Needs matplotlib, as in the extra `plot`.
 
         Args:
-            axes: Where to draw; None for a new figure of pyplot.
+            axes: The axes to draw on; None for a new figure of pyplot.
 
         Returns:
             The axes. Their label is a sentence that can stand for the picture.
 
         Raises:
-            ConversionError: There are no layers: the report is not of `verify(..., layers=True)`,
-                or what the two models do cannot be watched.
+            ConversionError: There are no layers: the report does not come from `verify(...,
+                layers=True)`, or the models cannot be watched.
             BackendUnavailableError: matplotlib is not installed.
         """
         if not self.layers:
@@ -229,7 +229,7 @@ class Report:
         return draw_differences(self.layers, axes)
 
 
-_MOST = 5  # differences of one kind that are shown
+_MOST = 5  # differences of one stage that are shown
 
 
 def _row(difference: Difference) -> tuple[str, ...]:

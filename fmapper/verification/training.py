@@ -24,22 +24,22 @@ from fmapper.verification.optimizers import check_name, stepper
 from fmapper.verification.pairing import Pairing, floats
 from fmapper.verification.report import Parting, part_at
 
-# In double precision: roundings of the weights, and what sums in another order make at least of
-# the largest element, in roundings.
+# In double precision: roundings of the weights, and the least effect of reordered sums on the
+# largest element, in roundings.
 MOVES_OF_DOUBLE = 2.0**-36
 UNITS_OF_DOUBLE = 2.0**20
 UNITS_OF_SUMS = 8.0  # in other precisions
-RATES = (0.1, 0.01, 0.001, 1e-4, 1e-6, 1e-8)  # of descent: the first at which roundings stay small
+RATES = (0.1, 0.01, 0.001, 1e-4, 1e-6, 1e-8)  # learning rates; the first that keeps roundings small
 SMALL = 1e-4
 SEEDS = (1, 2)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Says what is compared, and how.
+    """The plan of a comparison in training.
 
     Attributes:
-        make_losses: Makes the loss of each model.
+        make_losses: Returns the loss of each model.
         steps: How many steps of the optimiser.
         optimizers: The optimiser of each model: a name, or one of its framework.
         rate: The learning rate; None for one at which roundings stay small.
@@ -68,7 +68,7 @@ class Course:
         loss: The loss before the first step.
         gradients: The gradients before the first step.
         states: The weights after each step, and running statistics that have changed.
-        refused: Why the framework cannot differentiate the model.
+        refused: Why the framework cannot differentiate the model; empty if it can.
     """
 
     loss: float = 0.0
@@ -78,7 +78,7 @@ class Course:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all weights are still numbers."""
+        """Whether all weights are finite."""
         import numpy as np
 
         return all(np.isfinite(x).all() for state in self.states for x in state.values())
@@ -112,8 +112,8 @@ class Measured:
     Attributes:
         course: The training.
         rate: The learning rate.
-        own: Gradients, and arrays after a step -> how far roundings of the weights move them.
-        coarse: The same of roundings of single precision, in double precision.
+        own: Gradients, and arrays after a step -> how much roundings of the weights change them.
+        coarse: The same for roundings in single precision, computed in double precision.
     """
 
     course: Course
@@ -123,13 +123,13 @@ class Measured:
 
 
 def measure_training(trial: Trial, plan: Plan, unit: float, *, double: bool) -> Measured:
-    """Trains `a`, and measures how far that is from its training with weights that are moved.
+    """Trains `a`, and measures the effect of perturbed weights on its training.
 
     Args:
         trial: The model.
-        plan: How it is trained.
-        unit: A rounding of its precision.
-        double: Compute in double precision.
+        plan: The plan of its training.
+        unit: A rounding in its precision.
+        double: Whether to compute in double precision.
     """
     weights = _weights(trial, double=double)
 
@@ -159,7 +159,7 @@ def measure_training(trial: Trial, plan: Plan, unit: float, *, double: bool) -> 
 
 
 def table_unit(unit: float) -> float:
-    """Returns a rounding of the tables of a model, in whose double precision casts do nothing."""
+    """Returns a rounding of a model's tables, which stay rounded in double precision."""
     return min(unit, UNITS["float32"])
 
 
@@ -170,17 +170,17 @@ def compare_training(
     """Compares gradients and steps of two models.
 
     Args:
-        side: That of `a`.
-        trials: The models.
-        pairing: Their arrays.
-        plan: What is compared, and how they are trained.
-        unit: A rounding of the precision that both compute in.
+        side: The side of `a`.
+        trials: The trials of both models.
+        pairing: The pairing of their arrays.
+        plan: The plan of the comparison.
+        unit: A rounding in the precision in which both compute.
         double: Whether both can compute in double precision.
     """
     if double:
         try:
             return _compare(side, trials, pairing, plan, unit, double=True)
-        except Exception:  # as of mixed dtypes: some code insists on single precision
+        except Exception:  # for example mixed dtypes: some code insists on single precision
             pass
     return _compare(side, trials, pairing, plan, unit, double=False)
 
@@ -263,8 +263,8 @@ def _gradients(
                 )
         yield difference(Pair(name, x, y, note), bounds, precision)
     if not isinstance(plan.optimizers[1], str):
-        return  # which may leave weights as they are
-    for name, held in {**floats(a.state), **a.fixed}.items():  # which would learn
+        return  # an optimizer may leave weights as they are
+    for name, held in {**floats(a.state), **a.fixed}.items():  # a weight that would be trained
         y = theirs.gradients.get(name)
         if y is not None and largest(y) > 0:
             yield Difference(name, largest(y), 0.0, 0.0, "b trains it, a does not",
@@ -275,7 +275,7 @@ def _train(
     trial: Trial, weights: dict[str, Any], plan: Plan, side: int, rate: float,
     pairing: Pairing | None, *, double: bool,
 ) -> Course:  # fmt: skip
-    """Trains a model; results are pulled to `a` by the pairing."""
+    """Trains a model; the pairing brings results to the names and layouts of `a`."""
 
     def pull(arrays: Mapping[str, Any], *, add: bool = False) -> dict[str, Any]:
         return dict(arrays) if pairing is None else pairing.pull(arrays, add=add)
@@ -318,7 +318,7 @@ def check_optimizers(optimizer: Any) -> tuple[Any, Any]:
     """Returns the optimiser of each model.
 
     Raises:
-        ConversionError: It is neither a name nor a pair.
+        ConversionError: `optimizer` is neither a name nor a pair.
     """
     pair = optimizer if isinstance(optimizer, tuple) and len(optimizer) == 2 else None
     if pair is None and isinstance(optimizer, str):
@@ -381,7 +381,7 @@ def _distance(x: Any, y: Any) -> float:
 def first_parting(trained: Trained, mode: str) -> Parting | None:
     """Returns the parameter of the backward pass, or the step, where the models first part.
 
-    A backward pass comes to the last parameters first.
+    A backward pass reaches the last parameters first.
     """
     if trained.loss is not None and not trained.loss.ok:
         return part_at(trained.loss, "loss", mode=mode)
@@ -403,7 +403,7 @@ def first_parting(trained: Trained, mode: str) -> Parting | None:
 def compare_weights(
     trials: tuple[Trial, Trial], pairing: Pairing, plan: Plan
 ) -> tuple[Difference, ...]:
-    """Compares the parameters before anything was trained."""
+    """Compares the parameters before training."""
     a, b = trials
     ours, theirs = {**a.weights, **a.fixed}, pairing.pull({**b.weights, **b.fixed})
     names = [name for name in ours if name in theirs]
@@ -419,7 +419,7 @@ def compare_buffers(
 ) -> tuple[tuple[Difference, ...], list[str]]:
     """Compares the arrays besides parameters after a call; also says what could not be compared.
 
-    Those that neither call changes, as tables, are what the outputs make of them.
+    Arrays that neither call changes, such as tables, are judged by the outputs.
     """
     states = [dict(call.state) for side in sides if (call := side.call(double=double)) is not None]
     trial = sides[0].trial

@@ -1,1 +1,1 @@
-"""The proof of translated files: a process of its own that compares one with its model."""
+"""Proves translated files: compares each with its model in a separate process."""

@@ -1,4 +1,4 @@
-"""Finds the conditions under which what a model computes is certain enough to be compared."""
+"""Finds conditions under which a model's results are certain enough to be compared."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# The contract of a translation: relative to the largest element; of dropout in standard errors.
+# The contract of a translation: relative to the largest element; for dropout in standard errors.
 LIMITS = {"outputs": 1e-4, "gradients": 1e-3, "steps": 1e-3, "draws": 0.0, "dropout": 6.0}
-SEEDS = 256  # of dropout
-# What a model multiplies a rounding of its weights to says how near its translation can be: it may
-# be that much off, times this, and a model that is further from itself than this cannot be proved.
+SEEDS = 256  # for dropout
+# How much a model amplifies a rounding of its weights limits its translation: it may be off by that
+# much, times this; a model further from itself than this cannot be proved.
 OWN, MOST = 4.0, 0.01
-# How far the weights are moved where a rounding of them changes outputs or gradients by more than
-# `MOST`: as where a grid is sampled at its own points, which is a bend of the interpolation, or as
+# How far to move the weights if a rounding of them changes outputs or gradients by more than
+# `MOST`, for example if a grid is sampled at its own points, where the interpolation bends, or for
 # the logarithm of a determinant that is 1.
 AWAY = 2.0**-6
 # How far a rounding moves the weights. In double precision it is one of sums that a framework takes
 # in another order: a variance as the mean of squares less the square of the mean loses so much.
 ROUNDING = {"single": 2.0**-22, "double": 2.0**-36}
-RATES = (0.1, 0.01, 0.001, 1e-4, 1e-6, 1e-8)  # of descent: the first at which roundings stay small
-_FEW = (4, 16)  # roundings of the weights by which a bend is looked for where a proof fails
+RATES = (0.1, 0.01, 0.001, 1e-4, 1e-6, 1e-8)  # learning rates; the first that keeps roundings small
+_FEW = (4, 16)  # roundings of the weights within which to look for a bend if a proof fails
 _WORDS = {"output": "outputs", "gradient": "gradients", "after": "steps"}
 
-# Runs and trains a model: see `descent`.
+# Runs and trains a model; see `descent`.
 Run = Callable[..., dict[str, Any]]
 
 
@@ -32,8 +32,8 @@ class Conditions:
     """How a model and its file are compared.
 
     Attributes:
-        away: How far the weights are moved first, relative to themselves.
-        double: Compute in double precision.
+        away: How far to move the weights first, relative to themselves.
+        double: Whether to compute in double precision.
     """
 
     away: float = 0.0
@@ -69,9 +69,9 @@ class Results:
     """Outputs, gradients and steps of a model, and how certain they are.
 
     Attributes:
-        found: What `descent` gives, and the `rate` of descent.
-        own: `outputs`, `gradients`, `steps` -> how far it is from itself when its weights are off
-            by a rounding.
+        found: The result of `descent`, and the learning `rate`.
+        own: `outputs`, `gradients`, `steps` -> how far the model is from itself with weights off by
+            a rounding.
     """
 
     found: Mapping[str, Any]
@@ -89,26 +89,26 @@ class Results:
 
 
 def learn_modes(runs: Mapping[str, Run]) -> Iterator[tuple[Conditions, dict[str, Results]]]:
-    """Yields conditions under which a model and its file can be compared, and results in each mode.
+    """Yields conditions for comparing a model and its file, and results in each mode.
 
-    First those of double precision if only under these a model is as near to itself as the contract
-    asks of its file: deep networks with batch norms, for instance, multiply a rounding by a million
-    while they train on few images, so that in single precision a model is 20 % from itself. Then
-    those of single precision under which roundings change little; or the weights as they are, where
-    there are no others.
+    Conditions in double precision come first, if only they bring a model as near to itself as the
+    contract requires of its file: deep networks with batch norms, for instance, amplify a rounding
+    a million times while they train on few images, so that in single precision a model differs from
+    itself by 20 %. Then come conditions in single precision under which roundings change little; or
+    the weights as they are, if there are none.
 
     Args:
-        runs: Modes -> what runs and trains the model.
+        runs: Modes -> the function that runs and trains the model.
     """
     smooth: list[tuple[Conditions, dict[str, Results]]] = []
     for conditions in CHOICES:
         results: dict[str, Results] = {}
         try:
-            for mode in sorted(runs, reverse=True):  # training multiplies roundings by more
+            for mode in sorted(runs, reverse=True):  # training amplifies roundings more
                 results[mode] = learn(runs[mode], conditions)
                 if not results[mode].are_smooth:
                     break
-        except Exception:  # such as that of a matrix of single precision among others
+        except Exception:  # such as of a matrix in single precision among others
             if not conditions.double:
                 raise
             continue
@@ -133,15 +133,16 @@ def learn_plainly(runs: Mapping[str, Run]) -> tuple[Conditions, dict[str, Result
 
 
 def learn(run: Run, conditions: Conditions, *, all_rates: bool = False) -> Results:
-    """Returns what a model gives and how it learns, and its sensitivity to rounding.
+    """Returns the results and the training of a model, and its sensitivity to rounding.
 
-    The rate is so small that a rounding of the weights stays one through all steps: after larger
-    steps nobody could tell a wrong program from a rounding.
+    The learning rate is so small that no step amplifies a rounding of the weights: otherwise a
+    wrong program could not be distinguished from a rounding.
 
     Args:
         run: Runs and trains the model.
-        conditions: How.
-        all_rates: Look for that rate even where a rounding changes outputs or gradients by much.
+        conditions: The conditions.
+        all_rates: Whether to look for that rate even if a rounding changes outputs or gradients by
+            much.
     """
     import numpy as np
 
@@ -150,7 +151,7 @@ def learn(run: Run, conditions: Conditions, *, all_rates: bool = False) -> Resul
         sensitivity = dict.fromkeys(_WORDS.values(), 0.0)
         if rate != RATES[-1] and not _is_finite(values):
             continue
-        for off in (conditions.rounding, -conditions.rounding):  # a bend may lie on either side
+        for off in (conditions.rounding, -conditions.rounding):  # a bend may be on either side
             for what, apart in find_distances(values, conditions.run(run, rate, off)).items():
                 sensitivity[what] = max(sensitivity[what], apart)
             is_small = sensitivity["steps"] <= LIMITS["steps"] / 10
@@ -163,7 +164,7 @@ def learn(run: Run, conditions: Conditions, *, all_rates: bool = False) -> Resul
 
 
 def _is_finite(values: Mapping[str, Any]) -> bool:
-    """Returns whether the steps of a model have not left the numbers."""
+    """Returns whether all values after the steps are finite."""
     import numpy as np
 
     return all(np.isfinite(x).all() for key, x in values.items() if key.startswith("after."))
@@ -173,9 +174,9 @@ def are_at_bends(
     runs: Mapping[str, Run], results: Mapping[str, Results], conditions: Conditions,
     errors: Mapping[str, float], bounds: Mapping[str, float],
 ) -> bool:  # fmt: skip
-    """Returns whether gradients are off by no more than a few roundings of the weights change them.
+    """Returns whether a few roundings of the weights explain the errors of gradients.
 
-    As where what a ReLU is given lies within some roundings of zero, on either side.
+    For example, the input of a ReLU may be within some roundings of zero.
     """
     for what, error in errors.items():
         mode, _, kind = what.rpartition(" ")
@@ -195,7 +196,7 @@ def are_at_bends(
 
 
 def find_distances(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the largest relative distance of outputs, gradients and steps from others."""
+    """Returns the largest relative distances of outputs, gradients and steps from others."""
     import numpy as np
 
     gradients = [gradient for key, gradient in values.items() if key.startswith("gradient.")]
@@ -208,7 +209,7 @@ def find_distances(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[
             continue
         distance = _distance(other.get(key, value), value, least[kind])
         if kind == "after" and not np.isfinite(value).all():
-            distance = 1.0  # it has left the numbers
+            distance = 1.0  # not finite
         apart[_WORDS[kind]] = max(apart[_WORDS[kind]], distance)
     return apart
 
@@ -221,7 +222,7 @@ def _largest(array: Any) -> float:
 
 
 def _distance(array: Any, wanted: Any, least: float) -> float:
-    """Returns the relative distance of numbers; 1 where one is not finite."""
+    """Returns the relative distance of numbers; 1 if one is not finite."""
     import numpy as np
 
     if array.shape != wanted.shape or array.dtype.kind not in "fc":

@@ -1,4 +1,4 @@
-"""Runs a trial, and trains it for some steps of descent, from weights that are moved a little."""
+"""Runs a trial and trains it by gradient descent, from slightly perturbed weights."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def descent(
 ) -> Callable[..., dict[str, Any]]:
     """Returns a function that runs a model and trains it for five steps.
 
-    The loss is the mean of each floating output times `cos(0), cos(1), ...`, summed.
+    The loss is the sum of the means of all floating outputs times `cos(0), cos(1), ...`.
 
     Args:
         trial: The model.
         leaves: Returns the arrays in the output of a call, in order.
 
     Returns:
-        A function of the rate of descent, of a disturbance `off` and, by keyword, of whether to
-        compute in `double` precision: weights are multiplied by `1 + off * cos(0), 1 + off *
-        cos(1), ...` first. It gives NumPy arrays: `output.0` and so on, `gradient.NAME`, and
-        `after.NAME`, the parameters after the steps; or the outputs and `refused`, where the
-        framework cannot differentiate the model: why. With a disturbance also `weight.NAME`, the
-        parameters before the steps. With `seeds` it gives what `Trial.draw` does instead. `weights`
-        are others than those of the model.
+        A function of the learning rate, of a perturbation `off` and, by keyword, of whether to
+        compute in `double` precision: weights are first multiplied by `1 + off * cos(0), 1 + off *
+        cos(1), ...`. It returns NumPy arrays: `output.0` and so on, `gradient.NAME`, and
+        `after.NAME`, the parameters after the steps; or the outputs and `refused`, the reason why
+        the framework cannot differentiate the model. With a perturbation also `weight.NAME`, the
+        parameters before the steps. With `seeds` it returns the result of `Trial.draw` instead.
+        `weights` replace those of the model.
     """
 
     def run(
@@ -56,7 +56,7 @@ def descent(
 def _train(
     trial: Trial, weights: Mapping[str, Any], rate: float, *, double: bool
 ) -> dict[str, Any]:
-    """Returns the gradients, and the arrays after five steps that these have changed."""
+    """Returns the gradients, and the arrays that five steps have changed."""
     import numpy as np
 
     results: dict[str, Any] = {}
@@ -83,8 +83,8 @@ def _train(
     results |= {f"after.{name}": weights[name] for name in learned}
     floats = {n: x for n, x in before.items() if dtype_of(x).startswith(("float", "bfloat"))}
     for name in (*trial.fixed, *floats):
-        results[f"fixed.{name}"] = np.zeros(())  # it must get no gradient, or it would learn
-    for name, old in floats.items():  # such as the statistics of batches
+        results[f"fixed.{name}"] = np.zeros(())  # a frozen array must not get a gradient
+    for name, old in floats.items():  # such as batch statistics
         new = to_host((state or {})[name])
         if not np.array_equal(new, old):
             results[f"after.{name}"] = new

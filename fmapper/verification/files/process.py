@@ -1,4 +1,4 @@
-"""Compares a translated file with what its source gave, in a process of its own.
+"""Compares a translated file with the results of its source, in a separate process.
 
 The process does not import the framework of the source:
 
@@ -39,7 +39,7 @@ class Translated:
         net: The file, as a module.
         name: The class of the model, or its function.
         target: The adapter of its framework.
-        given: What the file is compared with; see `compare_file`.
+        given: The data of the source; see `compare_file`.
         train: The mode.
     """
 
@@ -51,7 +51,7 @@ class Translated:
 
     @cached_property
     def weights(self) -> Arrays:
-        """The arrays of the source by name, moved where they were moved."""
+        """The arrays of the source by name, perturbed if they were for the source."""
         return pick(self.given, "weight.")
 
     @cached_property
@@ -61,7 +61,7 @@ class Translated:
 
     @cached_property
     def pairing(self) -> Pairing:
-        """The elements of the source that those of the model are, as `load_weights` puts them."""
+        """The pairing of the source's elements with the model's, by `load_weights`."""
         ours = {name: x for name, x in self.weights.items() if is_floating(x)}
 
         def fill(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -70,9 +70,9 @@ class Translated:
         return Pairing(*follow_elements(fill, ours, arrays_of(self.trial)))
 
     def run(self, rate: float) -> Arrays:
-        """Returns what `descent` gives, by the names and in the layouts of the source.
+        """Runs `descent`; results have the names and layouts of the source.
 
-        What the model does not hold has no gradient, and stays as it is.
+        Arrays that the model does not hold get no gradient, and stay as they are.
         """
         import numpy as np
 
@@ -93,7 +93,7 @@ class Translated:
         }
 
     def draw(self, seeds: Sequence[int]) -> dict[float, list[list[Any]]]:
-        """Returns the outputs for each seed by the rate of dropout, as `Trial.draw` does."""
+        """Returns the outputs for each seed by the rate of dropout, like `Trial.draw`."""
         drawn = self.trial.draw(self.trial.weights, seeds, double=self.double)
         return {rate: [[x[i] for i in self._order] for x in every] for rate, every in drawn.items()}
 
@@ -111,13 +111,13 @@ class Translated:
         return "double" in self.given
 
     def _fill(self, weights: Mapping[str, Any]) -> Trial:
-        """Returns the model with other arrays."""
+        """Returns the model as a trial, with other arrays."""
         args, kwargs = map(self._build, json.loads(str(self.given["inputs"])))
         model, options = self.target.open_file(self.net, self.name, weights, train=self.train)
         return self.target.trial(model, args, {**kwargs, **options}, train=None)
 
     def _build(self, encoded: Any) -> Any:
-        """Returns an argument from its encoding."""
+        """Decodes an argument."""
         if isinstance(encoded, list):
             return tuple(self._build(item) for item in encoded)
         if not isinstance(encoded, dict):
@@ -130,7 +130,7 @@ class Translated:
 
 
 def _arrays_in(value: Any, *, by_key: bool) -> list[Any]:
-    """Returns the arrays in an output, those of dicts in the order of their keys or as they are."""
+    """Returns the arrays in an output; those of dicts in sorted order if `by_key`."""
     if isinstance(value, dict):
         value = [value[key] for key in (sorted(value) if by_key else value)]
     if isinstance(value, tuple | list):
@@ -153,7 +153,7 @@ def compare_mode(model: Translated) -> dict[str, float]:
     results = model.run(float(given.get("rate", 0.0)))
     report = {}
     if "draws" in given and results.get("draws", given["draws"]) != given["draws"]:
-        report[f"{mode} draws"] = 1.0  # though these numbers may make no difference
+        report[f"{mode} draws"] = 1.0  # even if these numbers make no difference
     ours, theirs = pick(given, "output."), pick(results, "output.")
     if ours.keys() != theirs.keys():
         return report | {f"{mode} outputs": math.inf}
@@ -174,10 +174,11 @@ def compare_mode(model: Translated) -> dict[str, float]:
 
 
 def _distance_of_dropout(model: Translated, given: Mapping[str, Any]) -> float:
-    """Returns how far means and spreads over seeds are from those of the source.
+    """Returns the distance of means and spreads over seeds from those of the source.
 
-    Dropout of one rate at a time is on, at one half at least: where dropout is does not depend on
-    its rate, and shows best there. Under nan there is none, but all other noise.
+    Dropout of one rate at a time is enabled, at one half at least: the places of dropout do not
+    depend on its rate, and are best detected at that rate. The key nan is for all other noise,
+    without dropout.
     """
     ours = pick(given, "output.")
     still = [ours[str(i)] for i in range(len(ours))]
@@ -230,9 +231,9 @@ def compare_file(
     Args:
         framework: The framework of the file.
         file: Its path.
-        data: That of the arrays, an `npz`: `weight.NAME` and `input.N`; `inputs`, the arguments as
-            JSON; `double`, if both compute in double precision; `by_key`, if the source flattens
-            dicts by their sorted keys; and of each mode what `descent` gives.
+        data: The path of the data, an `npz`: `weight.NAME` and `input.N`; `inputs`, the arguments
+            as JSON; `double`, if both compute in double precision; `by_key`, if the source flattens
+            dicts by their sorted keys; and for each mode the results of `descent`.
         name: The class of the model, or its function.
         modes: `eval`, `train` or both.
     """
@@ -257,8 +258,8 @@ def compare_file(
     return report
 
 
-# XLA can wait for itself forever where computations are dispatched while others run; and the first
-# weights compile ten times as fast with keys of rbg.
+# XLA can deadlock if computations are dispatched while others run; and the first weights compile
+# ten times as fast with keys of rbg.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_TRACEBACK_FILTERING": "off",

@@ -1,4 +1,4 @@
-"""Runs a translated file in a process of its own, and compares it with the original model."""
+"""Runs a translated file in a separate process, and compares it with the original model."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ class Proof:
 
     Attributes:
         errors: `eval outputs`, `eval gradients`, `eval steps` and the same for `train` -> the
-            largest difference, relative to the largest element; and `eval draws` where the file
-            draws more or fewer random numbers, even if these make no difference.
-        own: Likewise, how far the source is from itself when its weights are off by a rounding.
-        data: What was compared with: the arrays of the source, what it was given, and what it gave.
+            largest difference, relative to the largest element; and `eval draws` if the file draws
+            more or fewer random numbers, even if these make no difference.
+        own: Likewise, how far the source is from itself with weights off by a rounding.
+        data: The data of the comparison: the arrays, inputs and results of the source.
         framework: The framework of the file.
         name: The class of the model in the file.
-        refused: Modes in which the source cannot be differentiated, so that its outputs alone were
-            compared -> why.
-        away: How far the weights were moved, relative to themselves, before anything was compared.
+        refused: Modes in which the source cannot be differentiated, so that only outputs were
+            compared -> the reason.
+        away: How far the weights were moved, relative to themselves, before the comparison.
         double: Whether both computed in double precision.
-        coarse: Where the model computes in half precision; empty where it does not.
+        coarse: The half precision in which the model computes; empty if none.
     """
 
     errors: Mapping[str, float] = field(default_factory=dict)
@@ -78,13 +78,13 @@ class Proof:
         )
 
     def holds(self, mode: str) -> bool:
-        """Returns whether all that was compared in a mode agrees."""
+        """Returns whether everything that was compared in a mode agrees."""
         bounds = self.bounds
         return all(error <= bounds[k] for k, error in self.errors.items() if k.startswith(mode))
 
     @property
     def bounds(self) -> dict[str, float]:
-        """How far each may be: the contract, or what a rounding of the weights does, four times."""
+        """The bound of each error: the contract, or four times the effect of a rounding."""
         bounds = {}
         for what in self.errors:
             apart = self.own.get(what, 0.0)
@@ -135,19 +135,19 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file for another framework, and what it is called with.
+    """A file for another framework, and its inputs.
 
     Attributes:
         code: The file.
         name: The class of the model in it, or its function.
         modes: `eval`, `train` or both.
         framework: Its framework.
-        names: Names of the model's arrays -> those of `weights`, where they differ.
-        weights: What the file loads: NumPy arrays by name.
+        names: Names of the model's arrays -> those of `weights`, if they differ.
+        weights: The NumPy arrays that the file loads, by name.
         inputs: The arguments by position and by keyword, as JSON.
         arrays: The NumPy arrays in these, as `input.N`.
         by_key: Whether the model's framework flattens dicts in the order of their sorted keys.
-        coarse: Where the model computes in half precision; empty where it does not.
+        coarse: The half precision in which the model computes; empty if none.
     """
 
     code: str
@@ -168,10 +168,10 @@ class File:
 
         Args:
             trial: Returns the model in a mode, in training if it is given True.
-            only_evaluation: Compare nothing but the outputs in evaluation.
+            only_evaluation: Whether to compare only the outputs in evaluation.
 
         Raises:
-            ConversionError: The file does not run; says what the process said.
+            ConversionError: The file does not run; quotes the output of the process.
         """
         if only_evaluation:
             results = descent(trial(False))(RATES[0], 0.0)
@@ -185,7 +185,7 @@ class File:
             except ConversionError:
                 if not conditions.double:
                     raise
-                continue  # the file itself asks for single precision
+                continue  # the file itself requires single precision
             if proof:
                 return proof
         if proof is None:
@@ -203,11 +203,11 @@ class File:
     def _compare(
         self, results: Mapping[str, Results], conditions: Conditions, train: Run | None = None
     ) -> Proof:
-        """Runs the file, and compares it with what the model gave in each mode.
+        """Runs the file, and compares it with the model's results in each mode.
 
         Args:
-            results: Modes -> what the model gave, and how far it is from itself.
-            conditions: How it was run.
+            results: Modes -> the model's results, and how far it is from itself.
+            conditions: The conditions under which it was run.
             train: Runs the model in training, if it has that mode.
         """
         import numpy as np
@@ -223,7 +223,7 @@ class File:
                     refused[mode] = str(value)
                 elif kind != "weight":
                     arrays[f"{mode}.{place}"] = value
-                elif place in arrays:  # as it was moved
+                elif place in arrays:  # as it was perturbed
                     arrays[place] = value
             sensitivity |= {f"{mode} {what}": error for what, error in result.own.items()}
         if train is not None and "train" in results:
@@ -242,9 +242,9 @@ class File:
         )
 
     def _draw(self, train: Run, result: Results, conditions: Conditions) -> dict[str, Any]:
-        """Returns how far outputs in training are from those without dropout, over many seeds.
+        """Returns the distances of outputs in training from those without dropout, over many seeds.
 
-        Nothing where neither the model nor the file has dropout.
+        Empty if neither the model nor the file has dropout.
         """
         import numpy as np
 
@@ -262,10 +262,10 @@ class File:
         return arrays
 
     def _run(self, arrays: Mapping[str, Any], modes: list[str]) -> dict[str, float]:
-        """Returns the errors that a process of its own finds.
+        """Runs the file in a separate process and returns the errors.
 
         Raises:
-            ConversionError: It ended with an error.
+            ConversionError: The process ended with an error.
         """
         import numpy as np
 
@@ -294,7 +294,7 @@ class File:
 
 @functools.cache
 def _cache() -> str:
-    """Returns a folder for what proofs compile: a file for evaluation alone repeats the other's."""
+    """Returns a compilation cache for proofs: a file for evaluation repeats programs."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

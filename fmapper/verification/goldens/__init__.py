@@ -1,5 +1,5 @@
-"""The results of a model in a file that stands for it.
+"""The results of a model in a file that can replace it in comparisons.
 
-recording  writes goldens, and answers as the model that they are of
-file       the file, which is not trusted
+recording  writes goldens, and replays them in place of the model
+file       the file format; files are not trusted
 """

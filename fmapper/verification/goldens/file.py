@@ -1,7 +1,7 @@
-"""The file of goldens: one in the safetensors format, with everything but arrays in its metadata.
+"""The file of goldens: a safetensors file with everything but arrays in its metadata.
 
 The metadata have the key `fmapper.goldens`, a JSON object. Its entry `version` is 1; the others are
-the fields of `Goldens`, in which these stand for an array or a structure:
+the fields of `Goldens`, in which arrays and structures are encoded so:
 
     {"array": NAME}                 an array of the file
     {"list": [...]}, {"tuple": [...]}
@@ -49,16 +49,16 @@ class Goldens:
         args: The inputs by position.
         kwargs: The inputs by keyword.
         output: Its output, in tuples, lists and dicts.
-        weights: The arrays that it trains, by the names that `state` gives.
+        weights: The arrays that it trains, by their names in `state`.
         fixed: Its parameters that are not trained.
         state: Its other floating arrays, such as running statistics.
-        after: Those of `state` that the call has changed.
+        after: The arrays of `state` that the call has changed.
         aliases: Other names of tied arrays -> the name above.
-        wide: The output in double precision; None where the model could not compute in it.
-        draws: The random numbers that the call drew, as a line.
-        rates: The rates of dropout in it, which was left out.
-        unit: A rounding of the precision of the model.
-        sensitivity: How far the model is from itself when its weights and inputs are moved.
+        wide: The output in double precision; None if the model could not compute in it.
+        draws: The random numbers that the call drew, described in a line.
+        rates: The rates of its dropout, which was left out.
+        unit: A rounding in the precision of the model.
+        sensitivity: How far the model is from itself after perturbing its weights and inputs.
         operations: The operations of the call, in order.
         training: Its training; None if it was not trained.
     """
@@ -88,7 +88,7 @@ class GoldenSensitivity:
     """How far a model is from itself.
 
     Attributes:
-        off: How far its weights and inputs were moved, relative to themselves.
+        off: The perturbation of its weights and inputs, relative to themselves.
         double: Whether it was called in double precision.
         outputs: The path of an output -> its largest difference.
         state: The name of a buffer -> its largest difference after the call.
@@ -102,7 +102,7 @@ class GoldenSensitivity:
 
 @dataclass
 class Observed:
-    """An operation with what it gave, and how far roundings move that.
+    """An operation with its result, and the effect of roundings on it.
 
     Attributes:
         observation: The operation.
@@ -125,8 +125,8 @@ class GoldenTraining:
         loss: The loss before the first step.
         gradients: The gradients before the first step.
         states: Weights and running statistics after each step.
-        own: Gradients, and arrays after a step -> how far sums in another order move them.
-        coarse: The same of roundings of the precision of the weights.
+        own: Gradients, and arrays after a step -> how much sums in another order change them.
+        coarse: The same for roundings in the precision of the weights.
     """
 
     optimizer: str
@@ -244,7 +244,7 @@ def _path(path: str | os.PathLike[str]) -> Path:
 
 
 def holds_goldens(path: Path) -> bool:
-    """Returns whether a file is one of safetensors with goldens; False if it is damaged."""
+    """Returns whether a safetensors file contains goldens; False if it is damaged."""
     try:
         with open_regular(path) as file:
             return KEY in read_header(file, os.fstat(file.fileno()).st_size).metadata
@@ -253,11 +253,11 @@ def holds_goldens(path: Path) -> bool:
 
 
 def read_goldens(path: str | os.PathLike[str]) -> Goldens:
-    """Reads goldens from a file, which may be of anybody.
+    """Reads goldens from an untrusted file.
 
     Raises:
         GoldensError: The file holds no goldens, or is damaged; says where.
-        OSError: There is no file of this name, or it may not be read.
+        OSError: The file does not exist, or may not be read.
     """
     source = _path(path)
     try:
@@ -272,12 +272,12 @@ def read_goldens(path: str | os.PathLike[str]) -> Goldens:
                 return reader.goldens()
     except Misfit as error:
         raise GoldensError(f"{source}: {error}") from None
-    except RecursionError:  # whoever calls this is deep down the stack already
+    except RecursionError:  # the caller is already deep in the stack
         raise GoldensError(f"{source}: is nested too deeply") from None
 
 
 def check_version(about: Any) -> None:
-    """Checks that metadata are of a version that is known.
+    """Checks that metadata are of a known version.
 
     Raises:
         Misfit: They are not.
@@ -291,7 +291,7 @@ def check_version(about: Any) -> None:
 
 
 class _Reader:
-    """Reads the fields of goldens; every array of the file is in one place of it."""
+    """Reads the fields of goldens; each array of the file must occur in exactly one place."""
 
     def __init__(self, about: Mapping[str, Any], arrays: dict[str, Any]) -> None:
         self._about = about

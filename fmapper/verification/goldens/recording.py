@@ -1,4 +1,4 @@
-"""Records what a model computes, and answers from the record as the model would."""
+"""Records the results of a model, and replays them in place of the model."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ def record_goldens(
     loss: Any = None,
     train: bool | None = None,
 ) -> None:
-    """Writes what a model computes to a file that `verify` takes in its place.
+    """Writes the results of a model to a file that `verify` accepts in its place.
 
-    The file has inputs, outputs, the results of all operations, gradients and the state after each
-    step, and how far the model is from itself after roundings. To compare a model with it, neither
-    this one nor its framework is needed.
+    The file contains inputs, outputs, the results of all operations, gradients and the state after
+    each step, and the effect of roundings on them. To compare a model with it, neither this model
+    nor its framework is needed.
 
     Args:
-        model: A model of any framework; it stays as it is.
-        inputs: What it is called with: a tuple, or a single array.
-        path: The file, by custom with the ending `.safetensors`; it is replaced as a whole.
+        model: A model of any framework, which is not changed.
+        inputs: Its inputs: a tuple, or a single array.
+        path: The file, usually with the ending `.safetensors`; it is replaced as a whole.
         example_kwargs: Inputs by keyword.
         gradients: Record the gradient of each parameter.
-        steps: Record so many steps of training.
+        steps: Record this many steps of training.
         optimizer: The optimiser by name, as for `verify`.
         learning_rate: As for `verify`.
-        loss: A function of the output that gives a scalar; `verify` then needs the same for the
+        loss: A function of the output that returns a scalar; `verify` then needs the same for the
             other model. None: as for `verify`.
-        train: The mode; None for that in which the model is.
+        train: Whether to record training; None for the model's current mode.
 
     Raises:
-        ConversionError: The model cannot be recorded, or not be trained.
+        ConversionError: The model cannot be recorded or trained.
         GoldensError: No file can have this name; or inputs or outputs hold an object
             other than an array, number, text, list or dict.
     """
@@ -146,7 +146,7 @@ def record_goldens(
 
 @dataclass(frozen=True)
 class GoldenSide(Side):
-    """Goldens in the place of the model that they are of: `model` are the goldens."""
+    """Goldens in place of a model: `model` holds the goldens."""
 
     is_recorded: ClassVar[bool] = True
 
@@ -160,7 +160,7 @@ class GoldenSide(Side):
         return self.model.output
 
     def trains(self) -> bool:
-        """Returns whether the call was one of training."""
+        """Returns whether the call was in training."""
         return bool(self.model.train)
 
     @property
@@ -169,13 +169,13 @@ class GoldenSide(Side):
         return _GoldenTrial(self.model)
 
     def call(self, off: float = 0.0, seed: int = 0, *, double: bool = False) -> Call:
-        """Returns the call; `sensitivity` says what moved ones gave."""
+        """Returns the recorded call; `sensitivity` has the effect of perturbations."""
         assert not off
         call = self.trial.call({}, double=double)
         return call if double else replace(call, state=self._narrow(call.state))
 
     def output_in_float64(self) -> Any | None:
-        """Returns the output in double precision; None where the model could not compute in it."""
+        """Returns the output in double precision; None if the model could not compute in it."""
         return self.model.wide
 
     def watch(
@@ -187,13 +187,13 @@ class GoldenSide(Side):
     def tolerance(
         self, run: Sequence[Observation], other: Models | None, unit: float, *, double: bool
     ) -> list[float]:
-        """Returns how far each result may be off, as it was measured."""
+        """Returns the measured tolerance of each result."""
         return [max(4 * unit, operation.tolerance) for operation in self.model.operations]
 
     def sensitivity(self, unit: float, *, double: bool) -> Sensitivity:
-        """Returns how far the model is from itself, by the roundings that were measured.
+        """Returns how far the model is from itself, scaled from the measured roundings.
 
-        What a small rounding does is in proportion to it.
+        The effect of a small rounding is proportional to it.
         """
         measured = [entry for entry in self.model.sensitivity if entry.double == double]
         if not measured:
@@ -208,7 +208,7 @@ class GoldenSide(Side):
         """Returns whether there are gradients, and how many steps of which optimiser.
 
         Raises:
-            ConversionError: They are of a loss that is not given, or the reverse.
+            ConversionError: They were recorded with a loss and none is passed, or the reverse.
         """
         training = self.model.training
         if training is None:
@@ -238,18 +238,18 @@ class GoldenSide(Side):
         return Measured(course, training.rate, distances, lambda: training.coarse)
 
     def _narrow(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns arrays that were computed in double precision in that of the model."""
+        """Casts arrays that were computed in double precision to the model's dtypes."""
         held = {**self.model.weights, **self.model.fixed, **self.model.state}
         return {n: x.astype(held[n].dtype) if n in held else x for n, x in arrays.items()}
 
     @property
     def unit(self) -> float:
-        """A rounding of the coarsest dtype that the model computed in."""
+        """A rounding in the coarsest dtype that the model computed in."""
         return float(self.model.unit)
 
     @property
     def dtypes(self) -> frozenset[str]:
-        """The dtypes of the weights, and those of the unit."""
+        """The dtypes of the weights and of the unit."""
         coarse = {name for name, unit in UNITS.items() if unit == self.model.unit}
         return frozenset({dtype_of(x) for x in self.model.weights.values()} | coarse)
 
@@ -275,7 +275,7 @@ class _GoldenTrial(Trial):
         self, weights: Mapping[str, Any], loss: Loss | None = None, *,
         state: Mapping[str, Any] | None = None, double: bool = False,
     ) -> Slope:  # fmt: skip
-        """Refuses: what was recorded is in the goldens."""
+        """Raises, because goldens cannot be differentiated."""
         return Slope(refused="goldens cannot be differentiated")
 
     def draw(self, weights: Any, seeds: Any, *, double: bool = False) -> dict[float, Any]:

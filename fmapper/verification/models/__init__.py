@@ -1,1 +1,1 @@
-"""Models of any framework as they are compared: called, trained, watched, and given inputs."""
+"""Calls, trains and watches models of any framework for comparisons."""

@@ -1,4 +1,4 @@
-"""Random numbers that a model and its translation are both given while they are compared."""
+"""Random numbers that a model and its translation share while they are compared."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 
 class Draws:
-    """Numbers by their kind, shape and turn, so that they do not depend on a generator's state.
+    """Numbers that depend on their kind, shape and turn, but not on a generator's state.
 
-    Draws of other shapes may come in another order in the file than in its source.
+    The file may draw different shapes in another order than its source.
 
     Attributes:
-        turns: How often each kind and shape was drawn in the present call.
-        drawn: What the last whole call drew, as a line.
+        turns: How often each kind and shape was drawn in the current call.
+        drawn: The draws of the last complete call, described in a line.
     """
 
     def __init__(self) -> None:
@@ -20,11 +20,11 @@ class Draws:
         self.drawn = ""
 
     def begin(self) -> None:
-        """Begins anew: each call of a model is given the same numbers."""
+        """Starts over, so that each call of a model gets the same numbers."""
         self.turns.clear()
 
     def end(self) -> None:
-        """Notes what a call has drawn; one that is compiled runs but once in Python."""
+        """Records the draws of a call; a compiled call runs only once in Python."""
         self.drawn = ", ".join(
             f"{n} {kind} {shape}" for (kind, shape), n in sorted(self.turns.items())
         )

@@ -1,4 +1,4 @@
-"""Finds the framework of a model, and brings inputs to it."""
+"""Finds the framework of a model, and moves inputs to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fmapper.tree.fmap import fmap
 
 
 def family_of(adapter: Models) -> str:
-    """Returns the framework that a target computes with."""
+    """Returns the framework with which a target computes."""
     return adapter.lowers_like or adapter.name
 
 
@@ -35,7 +35,7 @@ def adapter_of_model(model: Any) -> Models | None:
 
 
 def adapter_of_arrays(arrays: Iterable[Any]) -> Models | None:
-    """Returns the framework of arrays; None if they are not of one."""
+    """Returns the framework of arrays; None if they do not belong to one framework."""
     names = {owner.name for owner in map(adapter_of, arrays) if owner is not None}
     return _of_backend(names.pop()) if len(names) == 1 else None
 
@@ -47,7 +47,7 @@ def _of_backend(name: str) -> Models | None:
 def source_of_callable(model: Any, target: Models | None) -> Models | None:
     """Returns the framework, other than a target, that can record a function or a callable tree.
 
-    It need not be imported yet: a function may import it when it is called.
+    The framework need not be imported yet: the function may import it when it is called.
     """
     for adapter in _recorders():
         is_other = target is None or family_of(adapter) != family_of(target)
@@ -64,7 +64,7 @@ def _recorders() -> Iterator[Models]:
         if all(adapter.name != name for adapter in loaded):
             try:
                 yield get_adapter(name, Models)
-            except BackendUnavailableError:  # it does not work, or has no models
+            except BackendUnavailableError:  # the framework does not work, or has no models
                 continue
 
 
@@ -75,7 +75,7 @@ def inputs_for(
     *,
     copy: bool | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the inputs for a model of a framework."""
+    """Moves inputs to the framework of a model."""
     from fmapper.moves.mover import mover_to
 
     def plain(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One of the two models that are compared, with its inputs and its mode."""
+"""One of two compared models, with its inputs and its mode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fmapper.verification.models.owners import (
 )
 from fmapper.verification.models.trial import Call, Trial
 
-SEEDS = (1, 2, 3)  # by which arrays are moved
+SEEDS = (1, 2, 3)  # for perturbations
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class Side:
 
     Attributes:
         model: The model.
-        adapter: Its framework; None for a function of none.
+        adapter: Its framework; None for a function without one.
         args: Its inputs by position.
         kwargs: Its inputs by keyword.
-        train: The mode; None for that in which it is.
-        outputs: Brings its output into the form of the other one.
+        train: Whether it is called in training; None for its current mode.
+        outputs: Brings its output into the form of the other model's.
     """
 
     model: Any
@@ -60,7 +60,7 @@ class Side:
     kwargs: Mapping[str, Any]
     train: bool | None
     outputs: Callable[[Any], Any] = lambda output: output
-    is_recorded: ClassVar[bool] = False  # whether answers come from a file
+    is_recorded: ClassVar[bool] = False  # whether results come from a file
 
     def output(self) -> Any:
         """Calls the model as it is."""
@@ -70,7 +70,7 @@ class Side:
         return self.outputs(self.adapter.call(self.model, *given, train=self.train))
 
     def trains(self) -> bool:
-        """Returns whether the call is one of training."""
+        """Returns whether the call is in training."""
         if self.adapter is None or self.train is not None:
             return bool(self.train)
         return any(self.adapter.modes(self.model, self.args, self.kwargs).values())
@@ -86,7 +86,7 @@ class Side:
 
     @functools.cached_property
     def trial(self) -> Trial | None:
-        """The model as it is trained; None where it cannot be."""
+        """The model as a trial; None if it cannot be trained."""
         if self.adapter is None:
             return None
         try:
@@ -96,12 +96,12 @@ class Side:
             return None
 
     def call(self, off: float = 0.0, seed: int = 0, *, double: bool = False) -> Call | None:
-        """Calls the model without dropout; None where that cannot be.
+        """Calls the model without dropout; None if that is impossible.
 
         Args:
-            off: How far weights and inputs are moved.
-            seed: The seed by which they are moved.
-            double: Compute in double precision.
+            off: The perturbation of weights and inputs.
+            seed: The seed of the perturbation.
+            double: Whether to compute in double precision.
         """
         trial = self.trial
         if trial is None:
@@ -113,7 +113,7 @@ class Side:
         return trial.call(weights, inputs=inputs, double=double)
 
     def output_in_float64(self) -> Any | None:
-        """Returns the output in double precision; None where that cannot be."""
+        """Returns the output in double precision; None if that is impossible."""
         if self.adapter is None:
             return None
         given = inputs_for(self.adapter, self.args, self.kwargs)
@@ -125,7 +125,7 @@ class Side:
     ) -> list[Observation] | None:
         """Returns the operations of a call, divided as for the other framework.
 
-        None where they cannot be watched, as those of a model that cannot be recorded.
+        None if they cannot be watched, for example because the model cannot be recorded.
         """
         if self.adapter is None:
             return None
@@ -134,7 +134,7 @@ class Side:
             args, kwargs = fmap(lambda x: _move(x, off, seed), (args, dict(kwargs)))
         given = inputs_for(self.adapter, args, kwargs)
         whole = () if other is None else other.lowers_whole({})
-        how: Any = {"double": True} if double else {}  # adapters of others may not take it
+        how: Any = {"double": True} if double else {}  # third-party adapters may not accept it
         try:
             run = self.adapter.watch(self.model, *given, whole=whole, train=self.train, **how)
             return None if run is None else [*run]
@@ -146,7 +146,7 @@ class Side:
         return other is not None and bool(other.lowers_whole({}))
 
     def sensitivity(self, unit: float, *, double: bool) -> Sensitivity:
-        """Returns how far the model is from itself when weights and inputs are moved a little."""
+        """Returns how far the model is from itself after perturbing weights and inputs."""
         sensitivity = Sensitivity()
         base = self.call(double=double)
         for seed in SEEDS if base is not None else ():
@@ -165,7 +165,7 @@ class Side:
     ) -> list[float]:
         """Returns how far each result of a run may be off, relative to its largest element.
 
-        That is what a rounding of weights and inputs makes of it.
+        That is the effect of a rounding of weights and inputs.
         """
         moved = self.watch(other, unit, 1, double=double) or ()
         if len(moved) != len(run):
@@ -185,12 +185,12 @@ class Side:
         raise NotImplementedError
 
     def recorded_course(self, *, double: bool) -> Any | None:
-        """Returns the training that is written down; None for a model that can be trained."""
+        """Returns the recorded training of goldens; None for a model."""
         return None
 
     @functools.cached_property
     def dtypes(self) -> frozenset[str]:
-        """The floating dtypes that it computes in, as far as is known."""
+        """The floating dtypes in which it computes, as far as known."""
         call = None if self.is_converted else self.call()
         if call is not None and self.trial is not None:
             weights = (*self.trial.weights.values(), *self.trial.fixed.values())
@@ -199,7 +199,7 @@ class Side:
 
     @property
     def unit(self) -> float:
-        """A rounding of the coarsest dtype that it computes in."""
+        """A rounding in the coarsest dtype in which it computes."""
         return max((UNITS.get(dtype, 0.0) for dtype in self.dtypes), default=0.0)
 
 
@@ -212,7 +212,7 @@ def make_sides(
     a: Any, b: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool | None,
     inputs_of_b: Any = None, outputs_of_b: Callable[[Any], Any] | None = None,
 ) -> tuple[Side, Side]:  # fmt: skip
-    """Pairs both models with their inputs, and with keywords that are options of frameworks."""
+    """Pairs both models with their inputs, and with keywords that are framework options."""
     if isinstance(a, Goldens):
         from fmapper.verification.goldens.recording import GoldenSide
 
@@ -268,7 +268,7 @@ def _with_adapters(
 ) -> list[tuple[Any, Models | None]]:
     """Pairs both models with their frameworks.
 
-    A bare function belongs to the framework that the other model is not of, if that can trace it;
+    A bare function belongs to a framework other than that of the other model, if that can trace it;
     otherwise to the framework of its inputs, or to none.
 
     Args:
@@ -292,11 +292,11 @@ def _with_adapters(
 
 
 def _records(adapter: Models, model: Any, given: tuple[Any, Any]) -> bool:
-    """Returns whether a framework can record a function, as one of NumPy it cannot."""
+    """Returns whether a framework can record a function; it cannot record NumPy functions."""
     try:
         trial = adapter.trial(model, *inputs_for(adapter, *given), train=None)
         trial.call(trial.weights).find_dtypes()
-    except Exception:  # of any code that is given what it does not expect
+    except Exception:  # any code may fail on unexpected arguments
         return False
     return True
 
@@ -309,7 +309,7 @@ def _move(x: Any, off: float, seed: int) -> Any:
 
 
 def arrays_in(output: Any) -> dict[str, Any]:
-    """Returns the arrays in an output by path, in those of its framework."""
+    """Returns the arrays in an output by path, as arrays of their framework."""
     arrays: dict[str, Any] = {}
 
     def look(x: Any, path: str, around: frozenset[int]) -> None:

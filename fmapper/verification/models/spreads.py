@@ -6,16 +6,16 @@ from typing import Any
 
 
 class Spread:
-    """Means and variances, over seeds, of how far outputs are from those without dropout.
+    """Means and variances, over seeds, of the deviations of outputs from those without dropout.
 
-    Of each output these are the distances of its elements, and their squares. Pooled over the
-    elements they are the share of the output without dropout that is in it, the mean square of the
-    distances, how many elements are not finite and how many are zero, and the mean squares of sums
-    of distances with fixed signs along each axis: these tell dropout before a linear layer, after
-    which elements vary together, from dropout after it.
+    For each output, statistics of single elements are their deviations and the squares of these.
+    Statistics pooled over all elements are the share of the output without dropout in it, the mean
+    square of the deviations, the numbers of elements that are not finite and that are zero, and the
+    mean squares of sums of deviations with fixed signs along each axis: these distinguish dropout
+    before a linear layer, after which elements vary together, from dropout after it.
 
     Args:
-        still: The outputs without dropout; those that are not floating do not count.
+        still: The outputs without dropout, of which only floating ones are used.
     """
 
     SIGNS = 8  # sums along each axis
@@ -52,7 +52,7 @@ class Spread:
         self.count += 1
 
     def result(self) -> Any:
-        """Returns the means and the variances, in two rows."""
+        """Returns the means and the variances as two rows."""
         import numpy as np
 
         mean = self._sums / self.count
@@ -60,12 +60,12 @@ class Spread:
         return np.stack([mean, np.maximum(variance, 0)])
 
     def distance(self, other: Any) -> float:
-        """Returns the largest distance from the result of as many runs, in standard errors.
+        """Returns the largest distance from the result of as many other runs, in standard errors.
 
-        Those of single elements are the largest of many, and count for three quarters. Between two
-        equal models the difference of n runs is symmetric, so that it is more than t of its own
+        Distances of single elements are the largest of many, and count for three quarters. For two
+        equal models the difference over n runs is symmetric, so that it exceeds t of its own
         standard errors with a probability of at most 2 exp(-t**2 / 2), whatever the distribution
-        (Hoeffding): a distance of 6 is met by 3e-8 of the pooled values and 3e-14 of the others.
+        (Hoeffding): 3e-8 of the pooled values and 3e-14 of the others exceed a distance of 6.
         """
         import numpy as np
 
@@ -85,7 +85,7 @@ class Spread:
 
     @classmethod
     def _sum_with_signs(cls, x: Any, axis: int) -> Any:
-        """Returns the mean squares of sums along an axis, each with other signs."""
+        """Returns the mean squares of sums along an axis, each with different signs."""
         import numpy as np
 
         length = x.shape[axis]

@@ -1,4 +1,4 @@
-"""A model as `verify` runs and trains it: a function of its arrays, of any framework."""
+"""The interface with which `verify` runs and trains a model: a function of its arrays."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 
 class Loss(Protocol):
-    """A scalar of the output of a model."""
+    """A scalar function of the output of a model."""
 
     def __call__(self, output: Any, constant: Callable[[Any], Any], /) -> Any:
-        """Returns the loss; `constant` brings a NumPy array to the framework of the output."""
+        """Returns the loss; `constant` converts a NumPy array to the framework of the output."""
 
 
 class Stepper(Protocol):
@@ -29,13 +29,13 @@ class Call:
     """The results of a call.
 
     Attributes:
-        output: The output, in arrays of the framework.
-        flatten: Returns the arrays in it, in the order of the framework.
+        output: The output, with arrays of the framework.
+        flatten: Returns the arrays in it, in the framework's order.
         state: The state after the call; see `Trial`.
-        draws: The random numbers that it drew, by kind and shape, as a line; empty for none,
-            None where that is not known.
-        rates: The rates of dropout in it, which was left out.
-        find_dtypes: Returns the floating dtypes that it computed in.
+        draws: The random numbers that it drew, by kind and shape, in a line; empty for none, None
+            if unknown.
+        rates: The rates of its dropout, which was left out.
+        find_dtypes: Returns the floating dtypes in which it computed.
     """
 
     output: Any
@@ -57,8 +57,8 @@ class Slope:
 
     Attributes:
         loss: The loss.
-        gradients: The gradient of each weight by name, as NumPy arrays. The loss does not depend on
-            those that are missing.
+        gradients: The gradient of each weight by name, as NumPy arrays, without those on which the
+            loss does not depend.
         state: The state after the call.
         refused: Why the framework cannot differentiate the model; empty if it can.
     """
@@ -72,13 +72,13 @@ class Slope:
 class Trial(ABC):
     """A model that is called and differentiated on the same inputs in one mode.
 
-    The model stays as it is. Dropout in training is left out, and other random numbers are those of
+    The model is not changed. Dropout in training is left out, and other random numbers come from
     `Draws`, so that two models draw the same.
 
     Attributes:
-        weights: The arrays that the model trains, by the names that `state` gives; NumPy arrays.
-        fixed: Parameters that it does not train; NumPy arrays.
-        state: The other arrays, in those of the framework: buffers, running statistics, keys.
+        weights: The arrays that the model trains, by their names in `state`, as NumPy arrays.
+        fixed: Parameters that it does not train, as NumPy arrays.
+        state: The other arrays, as arrays of the framework: buffers, running statistics, keys.
         aliases: Other names of tied arrays -> the name above.
     """
 
@@ -99,9 +99,9 @@ class Trial(ABC):
 
         Args:
             weights: Weights by name, as NumPy arrays.
-            inputs: Other inputs than its own, which may be NumPy arrays.
-            double: Compute in double precision: all floating arrays are of it, and casts to less
-                than that do nothing.
+            inputs: Inputs in place of its own, which may be NumPy arrays.
+            double: Whether to compute in double precision: all floating arrays are cast to it, and
+                casts to lower precision have no effect.
         """
 
     @abstractmethod
@@ -117,20 +117,20 @@ class Trial(ABC):
 
         Args:
             weights: Weights by name, as NumPy arrays.
-            loss: The loss; None for the mean of each floating array of the output times `cos(0),
-                cos(1), ...`, summed.
-            state: The state before the call; None for the first.
-            double: Compute in double precision.
+            loss: The loss; None for the sum of the means of all floating arrays of the output times
+                `cos(0), cos(1), ...`.
+            state: The state before the call; None for the initial one.
+            double: Whether to compute in double precision.
         """
 
     @abstractmethod
     def draw(
         self, weights: Mapping[str, Any], seeds: Sequence[int], *, double: bool = False
     ) -> dict[float, list[list[Any]]]:
-        """Returns the output for each seed with the dropout of one rate at a time.
+        """Returns the output for each seed, with the dropout of one rate at a time.
 
-        It is drawn at one half at least. Under nan are those with none of it, but with all other
-        noise. Empty where the model draws nothing; a single output per rate where that is not
+        It is drawn at one half at least. The key nan has the outputs without dropout, but with all
+        other noise. Empty if the model draws nothing; a single output for a rate if that is not
         random.
         """
 
@@ -138,11 +138,11 @@ class Trial(ABC):
     def noise(
         self, weights: Mapping[str, Any], seeds: Sequence[int], *, double: bool = False
     ) -> list[list[Any]]:
-        """Returns the leaves of the output for each seed, with dropout and noise as they are.
+        """Returns the leaves of the output for each seed, with unchanged dropout and noise.
 
-        A single one where nothing is random.
+        A single output if nothing is random.
         """
 
     def stepper(self, optimizer: Any) -> Stepper | None:
-        """Returns the steps of an optimiser of the framework; None if it is not one."""
+        """Returns a stepper of the framework's optimiser; None if it is not one."""
         return None

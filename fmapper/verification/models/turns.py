@@ -13,7 +13,7 @@ _R = TypeVar("_R")
 
 
 class _Turn:
-    """A lock that a thread may take again, and that is free in the child of a fork."""
+    """A reentrant lock that is free in a forked child."""
 
     def __init__(self) -> None:
         self.renew()
