@@ -284,9 +284,8 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         except (RuntimeError, ValueError, TypeError, MemoryError):
             # one by one, so that the first that fails is known
             return map(host.wait_for, map(put, exchange.data))
-        if (
-            device.is_accelerator
-        ):  # the host memory belongs to the caller and must have been read on return
+        if device.is_accelerator:
+            # the host memory belongs to the caller and must have been read on return
             return map(host.wait_for, new)
         return new
 

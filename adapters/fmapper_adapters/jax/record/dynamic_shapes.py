@@ -102,9 +102,8 @@ def _trace_with_guards(
             with questions, _functions_take_sizes():
                 traced.jaxpr = trace(symbolic)
         except ConversionError:
-            if (
-                not questions.fixed_sizes()
-            ):  # else the answers so far have been inconsistent with it
+            # with fixed sizes the answers so far have been inconsistent with it
+            if not questions.fixed_sizes():
                 raise
         fixed = questions.fixed_sizes()
         if not fixed:

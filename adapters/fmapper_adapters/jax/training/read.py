@@ -345,7 +345,10 @@ def _arrays(
     algorithm: str, slot: str, tree: Any, members: Sequence[int], params: Sequence[Any]
 ) -> Iterator[tuple[int, Any]]:
     """Yields the arrays of a slot that are held for some parameters."""
-    is_masked = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731  (of another group)
+
+    def is_masked(x: Any) -> bool:  # of another group
+        return isinstance(x, optax.MaskedNode)
+
     leaves = jax.tree.leaves(tree, is_leaf=is_masked)
     if len(leaves) != len(params):  # those of `eqx.is_array`, with integers
         leaves = [x for x in leaves if is_masked(x) or jnp.issubdtype(x.dtype, jnp.inexact)]
