@@ -129,8 +129,8 @@ def from_arrays(programs: Programs, arrays: Mapping[str, Any]) -> LinenModel:
     """Returns the module for programs and their arrays.
 
     Raises:
-        ConversionError: A child has the name of the one collection, which Linen cannot tell apart,
-            and does not hold all parameters.
+        ConversionError: A child that does not hold all parameters has a name that Linen cannot
+            distinguish from a collection.
     """
     if not _has_collections(programs):
         _programs.check_names(programs, frozenset({"params"}))

@@ -264,7 +264,7 @@ def options_of(model: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _draws(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether such a module draws random numbers in training."""
+    """Returns whether a module of generated classes draws random numbers in training."""
     with torch.random.fork_rng(devices=()):
         state = torch.get_rng_state()
         _outputs(model, args, kwargs, train=True)
@@ -274,7 +274,7 @@ def _draws(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool
 def _outputs(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
 ) -> list[Any]:
-    """Returns the outputs of such a module, in the order of its source."""
+    """Returns the outputs of a module of generated classes, in the order of its source."""
     given = options_of(model, kwargs)
     was_training = model.training
     held = {name: array.clone() for name, array in model.named_buffers()}

@@ -16,7 +16,7 @@ from fmapper_adapters.jax import _private
 from fmapper_adapters.jax.arrays import devices
 from fmapper_adapters.jax.arrays.packed import PackedArray
 
-_PIECE = 2 << 20  # bytes of a message that the coordinator holds at a time under one name
+_PIECE = 2 << 20  # bytes of a message in one value of the coordinator
 _PAUSE = 1000  # milliseconds before a process asks again
 _Spec: Any = jax.sharding.PartitionSpec  # untyped in JAX
 _groups = itertools.count()

@@ -179,7 +179,7 @@ def while_loop(
 
 @lowering("higher_order::scan")
 def scan(body: Function, init: Sequence[Any], xs: Sequence[Any], fixed: Sequence[Any] = ()) -> Any:
-    """Carries a state along the first dimension; the last states, then the stacked results."""
+    """Carries states along the first dimension; returns the last ones, then the stacked results."""
     start = tuple(map(jnp.asarray, init))
 
     def step(state: Any, x: Any) -> Any:

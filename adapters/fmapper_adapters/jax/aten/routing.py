@@ -103,7 +103,7 @@ def starts(call: Call) -> Step | None:
 
 
 def _pointwise(facts: Sorted, call: Call) -> Step | None:
-    """Computes each row, or each number of a group, by itself."""
+    """Computes each row, or each number of a group, separately."""
     (_, shape), *others = call.result
     kinds = {facts.kind(Ref(name)) for name in call.refs()} - {None}
     if others or len(kinds) != 1 or not shape:

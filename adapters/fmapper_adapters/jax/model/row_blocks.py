@@ -18,7 +18,7 @@ from fmapper_adapters.jax.aten.routing import Kind, Sorted, Step
 
 
 def with_row_blocks(program: Program, is_random: Mapping[str, bool]) -> Graph:
-    """Returns the graph of a program, in which parts of the batch are sorted by themselves.
+    """Returns the graph of a program, in which parts of the batch are sorted separately.
 
     Args:
         program: The program.

@@ -476,7 +476,7 @@ def _cpu(platforms: Any) -> int:
     """Returns the index of the branch for the CPU, or of the default branch.
 
     Raises:
-        ConversionError: There is none.
+        ConversionError: There is no such branch.
     """
     for i, names in enumerate(platforms):
         if names is None or "cpu" in names:

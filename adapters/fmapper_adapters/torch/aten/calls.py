@@ -73,7 +73,7 @@ def overload_of(op: str) -> Any:
 
 
 def _computes(schema: Any) -> bool:
-    """Returns whether an operation is pure: tensors or numbers from its arguments."""
+    """Returns whether an operation is pure, and returns only tensors or numbers."""
     parts = (*schema.arguments, *schema.returns)
     if schema.is_mutable or any(p.alias_info is not None and p.alias_info.is_write for p in parts):
         return False

@@ -147,7 +147,7 @@ class _Unpickler(pickle.Unpickler):
         if storage is None:
             kind, dtype, key, _, count, *view = pid
             if view not in ([], [None]):  # views of storages before torch 1.6
-                raise Misfit("refers to a part of a storage as a storage of its own")
+                raise Misfit("refers to a part of a storage as a separate storage")
             if kind != "storage" or not isinstance(dtype, Dtype) or type(key) is not str:
                 raise Misfit("refers to an object that is not a storage")
             if type(count) is not int or count < 0:

@@ -9,7 +9,7 @@ from fmapper.programs import Call, Ref
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """Returns products with x as a factor."""
+    """Recognises GELU and SiLU among products with x as a factor."""
     if call.op != "lax::mul" or not call.result[0][0].startswith(("float", "bfloat")):
         return None
     look = rewriter.look

@@ -168,7 +168,7 @@ def _of_any_columns(
         shapes = {"tokens": {1: columns}, "mask": {1: columns}}
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", NotCompiledWarning)  # as it is dropped
+                warnings.simplefilter("ignore", NotCompiledWarning)  # the program may be dropped
                 made = export_program(
                     _Prefill(protocol), given, {}, dynamic_shapes=shapes, **settings
                 )

@@ -1,4 +1,4 @@
-"""Rotary embeddings whose frequencies depend on the length of the text, without a memory.
+"""Rotary embeddings whose frequencies depend on the length of the text, without state.
 
 In transformers they keep the frequencies of the last call in a buffer, and check in Python whether
 the text has become longer. The equivalent function of the length is recorded instead.

@@ -115,7 +115,7 @@ def cond(index: Any, *operands: Any, branches: tuple[Graph, ...], avals: Avals) 
 
 @lax("error_if", takes_avals=True)
 def error_if(index: Any, *operands: Any, message: str, wrong: int, avals: Avals) -> Any:
-    """Adds a check that raises where `index` is `wrong`; returns the checked values."""
+    """Adds a check that raises if `index` is `wrong`; returns the checked values."""
     inner = current().is_inner
     return _unpack(
         control_flow.check, avals, index == wrong, operands, message=message, inner=inner

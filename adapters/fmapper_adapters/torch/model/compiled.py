@@ -132,7 +132,7 @@ class Code:
         self.modules = {f"_{mode}{name}": module for name, module in emitter.modules.items()}
         fx_passes.compose_permutations(self.graph)
         fx_passes.share(self.graph)
-        program.out_spec.unflatten(itertools.repeat(None))  # imports its classes
+        program.out_spec.unflatten(itertools.repeat(None))  # creates its classes
         self.constants = constants.hoist(self.graph, f"_{mode}_made_")
         fx_passes.mark_causal(self.graph, self.constants)
         there = set(self.graph.nodes)

@@ -55,7 +55,7 @@ class _Writer:
         return Graph(graph.inputs, self._calls, self._now(graph.outputs), graph.kinds)
 
     def add(self, op: str, *args: Any, of: Sequence[Kind] = (), **kwargs: Any) -> Ref:
-        """Adds a call before the rewritten one; `of` is a call with the same kind of result."""
+        """Adds a call before the rewritten one; `of` lists the kinds of its results."""
         assert self._at is not None
         name = f"{self._at.name}_form_{len(self._calls)}"
         call = replace(self._at, name=name, op=op, args=args, kwargs=kwargs)
@@ -295,7 +295,7 @@ FORMS: dict[str, Form] = {
     "aten::type_as.default": _cast,
     "aten::transpose.int": _transpose,
     "aten::t.default": _transpose,
-    "aten::contiguous.default": lambda writer, call: call,  # checked by forms.py
+    "aten::contiguous.default": lambda writer, call: call,  # canonical already
     "aten::reshape.default": _reshape,
     "aten::flatten.using_ints": _flatten,
     "aten::chunk.default": _split,

@@ -257,7 +257,7 @@ def _best_along(x: Any, places: Any, axis: int) -> Any:
         last = k - 1 - jnp.argmax(jnp.flip(is_nan, axis + 1), axis + 1)
         first = jnp.where(jnp.any(is_nan, axis + 1), last, first)
     rows = jnp.arange(outputs).reshape(-1, *after)
-    return jnp.asarray(places)[rows, first]  # of the windows' own
+    return jnp.asarray(places)[rows, first]  # of the windows
 
 
 def _take(x: Any, places: Any, axis: int) -> Any:

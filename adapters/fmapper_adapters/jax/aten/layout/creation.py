@@ -148,7 +148,7 @@ def _truncate(value: Any) -> Any:
 
 @lowering("aten::linspace")
 def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None) -> jax.Array:
-    """Returns evenly spaced numbers from start to end, counted from the nearer one."""
+    """Returns evenly spaced numbers from start to end, each computed from the nearer end."""
     if dtype is None:
         dtype = default_dtype()
         if any(isinstance(v, complex) or is_complex(jnp.asarray(v)) for v in (start, end)):

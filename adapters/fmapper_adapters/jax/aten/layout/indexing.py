@@ -142,7 +142,7 @@ def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> j
 @lowering("aten::index_copy", int64="moves")
 def index_copy(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
     """Returns the array with slices replaced at indices of a dimension."""
-    if index.size == 1 and x.ndim and source.ndim == x.ndim:  # which XLA writes in place
+    if index.size == 1 and x.ndim and source.ndim == x.ndim:  # XLA writes it in place
         start = [0] * x.ndim
         start[dim] = index.reshape(())
         source = cast(source, x.dtype)

@@ -219,7 +219,7 @@ def addcdiv(x: Any, y: Any, z: Any, *, value: Any = 1) -> jax.Array:
 
 @lowering("aten::lerp", dims=pointwise)
 def lerp(start: Any, end: Any, weight: Any) -> jax.Array:
-    """Interpolates between start and end, counted from the nearer one."""
+    """Interpolates between start and end, computed from the nearer one."""
     dtype, (x, y, w) = in_opmath(start, end, weight, exact=True)
     near = jnp.abs(w) < 0.5
     return jnp.where(near, x + w * (y - x), y - (y - x) * (1 - w)).astype(dtype)

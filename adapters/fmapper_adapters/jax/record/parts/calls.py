@@ -124,7 +124,7 @@ class PartCalls:
 
 
 class PartScopes(PartCalls):
-    """Names the part that each operation belongs to; leaves the program as it is."""
+    """Names the part that each operation belongs to, without changing the program."""
 
     def call(
         self, path: str, owner: Any, function: Callable[..., Any], args: Any, kwargs: Any,

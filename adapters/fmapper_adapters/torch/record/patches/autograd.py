@@ -52,8 +52,8 @@ def with_gradient(
 ) -> list[torch.Tensor]:
     """Returns the ys, with the given gradients with respect to the xs; -1 for unknown ones.
 
-    Those gradients have gradients in turn, unless they are differentiable once. The xs are the
-    arguments of `forward` for these parameters, with a comma between them.
+    The gradients can be differentiated again unless `once` is set. `parameters` has the names of
+    the xs in `forward`, separated by commas.
     """
     return [y.clone() for y in ys]
 
