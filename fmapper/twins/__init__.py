@@ -9,6 +9,7 @@ roles     what the programs of both models do with their parameters
 assign    the pairs of groups
 one_sided what one side alone has
 guesses   inputs that both models may take
+programs  the programs of both models, called or recorded
 proof     what both models compute with the same random weights
 search    changes pairs until both compute the same
 writing   decisions as `Rules`

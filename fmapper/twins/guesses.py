@@ -8,22 +8,22 @@ from itertools import product
 from math import isqrt
 from typing import Any
 
-from fmapper.twins.proof import Inputs
+from fmapper.twins.programs import Model
 from fmapper.twins.sides import Side
 
 _MOST = 4  # sizes that are tried for each kind of input
 _IMAGE = 32  # pixels
 
 
-def guesses(a: Side, b: Side) -> Iterator[Inputs]:
-    """Yields an input that both models may take: tokens, an image, a signal, vectors or a sequence.
+def guesses(a: Side, b: Side) -> Iterator[tuple[Model, Model]]:
+    """Yields both models with an input that they may take: tokens, images, vectors, sequences.
 
     It is the same for both, but for where images have their channels.
     """
     arrays = [*_arrays(a, b)]
     alone = [(x[0], y[0]) for x, y in arrays if x.ndim > 1]  # as models of Equinox take them
     for mine, theirs in (*arrays, *alone):
-        yield Inputs((mine,), {}, (theirs,), {})
+        yield Model(a, (mine,), {}), Model(b, (theirs,), {})
 
 
 def _arrays(a: Side, b: Side) -> Iterator[tuple[Any, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, permutations, product
@@ -26,30 +26,15 @@ _ORDER = _PARTS.split()  # as most have them
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One way in which some groups become one.
+    """One way in which some groups become one."""
 
-    Attributes:
-        layouts: For each group the layout by the shape that an array has and that it gets.
-        axes: The dimensions of the numbers that are stacked, the outermost first.
-        order: The order in which groups are joined.
-        axis: The dimension along which they are joined.
-        new: That dimension is a new one.
-        certain: Conventions or shapes leave no other.
-        after: The steps that follow where groups are joined.
-    """
-
-    layouts: tuple[dict[Pair, Layout], ...]
-    axes: tuple[int, ...] = ()
-    order: tuple[int, ...] = (0,)
-    axis: int = 0
-    new: bool = False
-    certain: bool = False
-    after: Steps = ()
-
-    @property
-    def kind(self) -> object:
-        """Its dimensions and the steps of its layouts, without the sizes of reshapes."""
-        return self.axes, frozenset(_kind(one) for ways in self.layouts for one in ways.values())
+    layouts: tuple[dict[Pair, Layout], ...]  # of each group, by the shape it has and that it gets
+    axes: tuple[int, ...] = ()  # of the numbers that are stacked, the outermost first
+    order: tuple[int, ...] = (0,)  # in which groups are joined
+    axis: int = 0  # along which they are joined
+    new: bool = False  # that dimension is a new one
+    certain: bool = False  # conventions or shapes leave no other
+    after: Steps = ()  # that follow where groups are joined
 
     def __str__(self) -> str:
         words = [str(layout) for known in self.layouts[:1] for layout in known.values()][:1]
@@ -62,21 +47,18 @@ class Option:
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """Groups of one side that can become a group of the other.
+    """Groups of one side that can become a group of the other."""
 
-    Attributes:
-        many: The groups, usually a single one.
-        one: The group that they become.
-        over: Which numbers of their names are dimensions of the other.
-        back: The one is of the source, and the many of the target.
-        options: The ways, the most likely first.
-    """
-
-    many: tuple[Group, ...]
+    many: tuple[Group, ...]  # usually a single one
     one: Group
-    over: tuple[int, ...] = ()
-    back: bool = False
-    options: tuple[Option, ...] = field(default=())
+    over: tuple[int, ...] = ()  # which numbers of their names are dimensions of the other
+    back: bool = False  # the one is of the source, and the many of the target
+    options: tuple[Option, ...] = ()  # the most likely first
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of both sides."""
+        return (*self.many, self.one)
 
     @cached_property
     def sources(self) -> tuple[Group, ...]:
@@ -87,6 +69,11 @@ class Match:
     def targets(self) -> tuple[Group, ...]:
         """The groups of the target."""
         return self.many if self.back else (self.one,)
+
+    @property
+    def pairs(self) -> list[tuple[Group, Group]]:
+        """Each group of the source with each of the target."""
+        return [*product(self.sources, self.targets)]
 
     @cached_property
     def used(self) -> list[Entry]:
@@ -104,36 +91,29 @@ class Match:
         for parts, entry in zip(zip(*blocks, strict=True), self.one.entries, strict=True):
             yield list(parts), entry
 
+    def is_beside(self, other: Match) -> bool:
+        """Returns whether two matches are of the same modules, such as weights and biases."""
+        parents = [[group.parent for group in match.groups] for match in (self, other)]
+        return parents[0] == parents[1]
+
 
 @dataclass(eq=False)
 class Decision:
-    """A match, and how it was found.
-
-    Attributes:
-        match: The match.
-        option: The way that was chosen.
-        sure: Whether nothing else could be meant.
-        witnesses: Who agrees on it.
-        others: The other matches that its groups could have.
-        doubt: Why its layout is not sure; empty if names and shapes leave others, or none.
-    """
+    """A match, and how it was found."""
 
     match: Match
     option: Option
-    sure: bool
+    sure: bool  # nothing else could be meant
     witnesses: tuple[str, ...]
-    others: list[Match] = field(default_factory=list)
-    doubt: str = ""
-
-    @property
-    def pairs(self) -> list[tuple[Group, Group]]:
-        """Each group of the source with each of the target."""
-        return [*product(self.match.sources, self.match.targets)]
+    others: list[Match] = field(default_factory=list)  # that its groups could have
+    doubt: str = ""  # why its layout is not sure; empty if names and shapes leave others, or none
 
     @property
     def named(self) -> bool:
         """Whether names of both sides share a word that is not of all weights, or are equal."""
-        return any(s.words.path & t.words.path or s.pattern == t.pattern for s, t in self.pairs)
+        return any(
+            s.words.path & t.words.path or s.pattern == t.pattern for s, t in self.match.pairs
+        )
 
     @property
     def settled(self) -> bool:
@@ -202,8 +182,7 @@ def _stack_axes(shape: Shape, counts: Sequence[int]) -> Iterator[tuple[int, ...]
         return
     for axis, size in enumerate(shape):
         if size == counts[0]:
-            rest = (*shape[:axis], *shape[axis + 1 :])
-            for inner in _stack_axes(rest, counts[1:]):
+            for inner in _stack_axes(shape[:axis] + shape[axis + 1 :], counts[1:]):
                 yield (axis, *inner)
 
 
@@ -211,23 +190,19 @@ def _remove_axes(shape: Shape, axes: Sequence[int], counts: Sequence[int]) -> Sh
     for axis, count in zip(axes, counts, strict=True):
         if axis >= len(shape) or shape[axis] != count:
             return (-1,)
-        shape = (*shape[:axis], *shape[axis + 1 :])
+        shape = shape[:axis] + shape[axis + 1 :]
     return shape
 
 
 def _part(shape: Shape, whole: Shape, axis: int, count: int) -> Shape:
     """Returns the shape of a part of a whole; one that nothing fits if there is none.
 
-    Args:
-        shape: The shape that the part has.
-        whole: The shape of the whole.
-        axis: The dimension along which parts are joined.
-        count: How many parts are stacked there; 0 if they are concatenated.
+    Parts are joined along a dimension, in which `count` of them are stacked if that is not 0.
     """
+    rest, row = whole[:axis] + whole[axis + 1 :], math.prod(whole[:axis] + whole[axis + 1 :])
     if count:
-        return (*whole[:axis], *whole[axis + 1 :]) if whole[axis] == count else (-1,)
-    row = math.prod(whole) // whole[axis] if whole[axis] else 0
-    if not row or math.prod(shape) % row:
+        return rest if whole[axis] == count else (-1,)
+    if not whole[axis] or not row or math.prod(shape) % row:
         return (-1,)
     return (*whole[:axis], math.prod(shape) // row, *whole[axis + 1 :])
 
@@ -291,14 +266,15 @@ def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]
 # --- the order of the elements of one dimension ---------------------------------------------------
 
 
-def _after(match: Match, option: Option, steps_of: Callable[[Shape], Steps]) -> Option:
+def _after(match: Match, option: Option, steps: Mapping[Shape, Steps]) -> Option:
     """Returns an option of a match with steps for each shape before its own.
 
     It is as sure for vectors, which have the order of the matrices beside them.
     """
     known = {
-        pair: Layout((*steps_of(pair[0]), *layout.steps))
+        pair: Layout((*steps[pair[0]], *layout.steps))
         for pair, layout in option.layouts[0].items()
+        if pair[0] in steps
     }
     vectors = all(len(shape) == 1 for shape in match.many[0].shapes)
     return replace(option, layouts=(known,), certain=option.certain and vectors)
@@ -309,23 +285,17 @@ def flips(match: Match) -> Iterator[Option]:
 
     That is what a transposed convolution and the convolution of a dilated image differ in.
     """
-    shape = match.many[0].shapes[0]
-    if len(match.many) > 1 or match.over or min(len(shape), len(match.one.shapes[0])) < 3:
+    group, n = match.many[0], len(match.many[0].shapes[0])
+    if len(match.many) > 1 or match.over or min(n, len(match.one.shapes[0])) < 3:
         return
-    space = (
-        range(len(shape) - 2) if match.many[0].entries[0].layout == _LAST else range(2, len(shape))
-    )
-
-    def steps_of(shape: Shape) -> Steps:
-        return tuple(
-            ("blocks", tuple(reversed(range(shape[axis]))), axis)
-            for axis in space
-            if shape[axis] > 1
-        )
-
-    if any(map(steps_of, match.many[0].shapes)):
+    space = range(n - 2) if group.entries[0].layout == _LAST else range(2, n)
+    steps = {
+        shape: tuple(("blocks", (*range(shape[at]),)[::-1], at) for at in space if shape[at] > 1)
+        for shape in group.shapes
+    }
+    if any(steps.values()):
         for option in (*match.options, *other_layouts(match)):
-            yield _after(match, option, steps_of)
+            yield _after(match, option, steps)
 
 
 def offsets(match: Match) -> Iterator[Option]:
@@ -333,9 +303,11 @@ def offsets(match: Match) -> Iterator[Option]:
 
     Some norms multiply by one more than their weights, which are zeros at first.
     """
-    if len(match.many) == 1 and all(len(shape) == 1 for shape in match.many[0].shapes):
+    shapes = match.many[0].shapes
+    if len(match.many) == 1 and all(len(shape) == 1 for shape in shapes):
         for value in (1.0, -1.0):
-            yield _after(match, match.options[0], lambda _, by=value: (("offset", by),))  # type: ignore[misc]
+            steps: Steps = (("offset", value),)
+            yield _after(match, match.options[0], dict.fromkeys(shapes, steps))
 
 
 def orders(size: int, sizes: Container[int], parts: int) -> Iterator[Order]:
@@ -373,16 +345,15 @@ def reorder(match: Match, option: Option, axis: int, order: Order) -> Option:
     def steps_of(shape: Shape) -> Steps:
         if blocks:
             return (("blocks", blocks, axis),)
-        outer, inner = len(shape[:axis]) + 1, len(shape[:axis]) + 2
         split = (*shape[:axis], *parts, *shape[axis + 1 :])
         axes = [*range(len(split))]
-        axes[outer], axes[inner] = inner, outer
+        axes[axis + 1], axes[axis + 2] = axis + 2, axis + 1
         turned = tuple(split[at] for at in axes)
         return (("reshape", split, shape), ("transpose", tuple(axes)), ("reshape", shape, turned))
 
     if len(match.many) > 1:
         return replace(option, after=steps_of(match.one.shapes[0]))
-    return _after(match, option, steps_of)
+    return _after(match, option, {shape: steps_of(shape) for shape in match.many[0].shapes})
 
 
 def dimension_like(match: Match, other: Match, axis: int) -> int | None:
@@ -391,17 +362,13 @@ def dimension_like(match: Match, other: Match, axis: int) -> int | None:
     Vectors have that of the outputs of matrices.
     """
     group, lead = (one.one if len(one.many) > 1 else one.many[0] for one in (match, other))
-    shape, size = group.shapes[0], lead.shapes[0][axis]
+    shape, layout = group.shapes[0], lead.entries[0].layout
     if len({*group.shapes}) > 1 or (len(match.many) > 1 and match.over):
         return None
-    layout = lead.entries[0].layout
-    outputs = {_FIRST: 0, _LAST: len(lead.shapes[0]) - 1}.get(layout, axis)
+    at: int | None = None
     if len(shape) == 1:
+        outputs = {_FIRST: 0, _LAST: len(lead.shapes[0]) - 1}.get(layout, axis)
         at = 0 if axis == outputs else None
-    else:
-        at = (
-            axis
-            if group.entries[0].layout == layout and len(shape) == len(lead.shapes[0])
-            else None
-        )
-    return at if at is not None and shape[at] == size else None
+    elif group.entries[0].layout == layout and len(shape) == len(lead.shapes[0]):
+        at = axis
+    return at if at is not None and shape[at] == lead.shapes[0][axis] else None

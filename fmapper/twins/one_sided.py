@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.dtypes import is_inexact
 from fmapper.checkpoints.lazy import LazyArray
@@ -18,7 +18,6 @@ from fmapper.twins.words import words_of
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rule import Rule
     from fmapper.checkpoints.rules.rules import Rules
-
 
 # Of batch norms in torch: how many batches there were. No other framework counts them.
 _COUNTERS = ("num_batches_tracked",)
@@ -41,6 +40,11 @@ def is_needed(entry: Entry) -> bool:
     return is_weight and not (entry.random or entry.transient or is_counter(entry))
 
 
+def is_free(entry: Entry) -> bool:
+    """Returns whether an array of the target may stay as it is without being asked for."""
+    return entry.random or is_counter(entry) or (entry.transient and not entry.is_abstract)
+
+
 def zeros(b: Side, keep: Sequence[str]) -> dict[str, Any]:
     """Returns zeros for counters and random states of the target that have no values.
 
@@ -50,16 +54,12 @@ def zeros(b: Side, keep: Sequence[str]) -> dict[str, Any]:
 
     from fmapper.files.dtypes import numpy_dtype
 
-    free = [
-        entry
-        for entry in b.entries.values()
-        if entry.is_abstract and (entry.random or is_counter(entry)) and not is_kept(entry, keep)
-    ]
     return {
         entry.name: np.zeros((*entry.shape, _WORDS[entry.dtype]), np.uint32)
         if entry.dtype in _WORDS
         else np.zeros(entry.shape, numpy_dtype(entry.dtype))
-        for entry in free
+        for entry in b.entries.values()
+        if entry.is_abstract and is_free(entry) and not is_kept(entry, keep)
     }
 
 
@@ -87,18 +87,17 @@ def ties_of(
         TransferError: They differ.
     """
     ties = {}
-    taken = [(decision, entry) for decision in decisions for entry in decision.match.used]
+    seconds = {entry.tied_to for entry in b.entries.values()} - {""}
     for name in needed:
         entry = a.entries[name]
-        for decision, other in taken:
+        for match, other in [(d.match, e) for d in decisions for e in d.match.used]:
             if sorted(other.shape) != sorted(entry.shape) or len(entry.shape) < 2:
                 continue
             if _equal(entry, other):
                 ties[name] = other.name
                 break
-            tied = [e.name for e in b.entries.values() if e.tied_to]
-            names = {entry.name for entry in decision.match.filled}
-            if names & {b.entries[second].tied_to for second in tied}:
+            names = {filled.name for filled in match.filled}
+            if names & seconds:
                 raise TransferError(
                     f"{name} and {other.name} have different values in the source, but the target "
                     f"has one array for both, {', '.join(sorted(names))}. Untie that, or drop one "
@@ -115,115 +114,108 @@ def _equal(a: Entry, b: Entry) -> bool:
     return np.array_equal(a.lazy().read(), b.lazy().read())
 
 
-def with_added_biases(side: Side) -> tuple[Side, Rules] | None:
-    """Returns a side with one bias for the two of each recurrent layer, and the rules for that.
+class Variant(NamedTuple):
+    """Both sides where one has what the other lacks.
+
+    Attributes:
+        a: The source.
+        b: The target.
+        first: The rules that make the arrays of that source.
+        last: The rules that make those of the target of those of that target.
+        unsure: The name of an array that only outputs can settle.
+    """
+
+    a: Side
+    b: Side
+    first: Rules
+    last: Rules
+    unsure: str = ""
+
+
+def variants(a: Side, b: Side) -> Iterator[Variant]:
+    """Yields both sides as they are, then with one bias in each recurrent layer or rows cut."""
+    from fmapper.checkpoints.rules.rules import Rules
+
+    yield Variant(a, b, Rules(), Rules())
+    source, first, _ = _with_one_bias(a)
+    if first:
+        yield Variant(source, b, Rules(first), Rules())
+    target, _, last = _with_one_bias(b)
+    if last:
+        yield Variant(a, target, Rules(), Rules(last))
+    yield from _with_rows_cut(a, b)
+
+
+def _with_one_bias(side: Side) -> tuple[Side, list[Rule], list[Rule]]:
+    """Returns a side with one bias for the two of each recurrent layer, and the rules for both ways.
 
     Both are added in an LSTM. In the last gate of a GRU, another gate multiplies that of the hidden
-    state, which stays apart as `bias_hn`.
-
-    Returns:
-        None where there are no such layers.
+    state, which stays apart as `bias_hn`. On the way back, zeros are where it was added.
     """
     from fmapper.checkpoints.rules.arithmetic import Sum
     from fmapper.checkpoints.rules.joining import Concatenate, Split
-    from fmapper.checkpoints.rules.naming import Drop, Rename
-    from fmapper.checkpoints.rules.rules import Rules
+    from fmapper.checkpoints.rules.naming import AddConstant, Drop, Rename, Tie
 
     entries = dict(side.entries)
-    rules: list[Rule] = []
-    for name in side.entries:
+    there: list[Rule] = []
+    back: list[Rule] = []
+    for name, entry in side.entries.items():
         weight = side.entries.get(name.replace("bias_hh", "weight_hh"))
         inputs = name.replace("bias_hh", "bias_ih")
-        if "bias_hh" not in name or weight is None or inputs not in side.entries:
+        if "bias_hh" not in name or weight is None or inputs not in entries or entry.tied_to:
             continue
-        for second in [n for n, e in side.entries.items() if e.tied_to in (name, inputs)]:
-            first = Pattern.escape(entries[second].tied_to)
-            rules.append(Drop(Pattern.escape(second), tied_to=first))
-            del entries[second]
-        rows, columns = weight.shape
-        hidden, added = Pattern.escape(name), Pattern.escape(inputs)
-        if rows in (columns, 4 * columns):
-            rules.append(Sum([added, hidden], added))
+        (rows, columns), hidden, added = weight.shape, Pattern.escape(name), Pattern.escape(inputs)
+        if rows not in (columns, 3 * columns, 4 * columns):
+            continue
+        for second, of in [(n, e.tied_to) for n, e in entries.items() if e.tied_to]:
+            if of in (name, inputs):
+                there.append(Drop(Pattern.escape(second), tied_to=Pattern.escape(of)))
+                back.append(Tie(Pattern.escape(of), Pattern.escape(second)))
+                del entries[second]
+        if rows != 3 * columns:
+            there.append(Sum([added, hidden], added))
+            back.insert(0, AddConstant(hidden, entry.shape, 0.0, entry.dtype))
             del entries[name]
-        elif rows == 3 * columns:
-            last = name.replace("bias_hh", "bias_hn")
-            parts = [[f"{text}.{part}" for part in ("gates", "last")] for text in (added, hidden)]
-            sizes = [2 * columns, columns]
-            rules += [
-                *(Split(a, to, 0, sizes) for a, to in zip((added, hidden), parts, strict=True)),
-                Sum([parts[0][0], parts[1][0]], parts[0][0]),
-                Concatenate(parts[0], added, 0, sizes),
-                Rename(parts[1][1], Pattern.escape(last)),
-            ]
-            entries = {  # in the place of the other
-                new: replace(old, name=new, shape=(columns,)) if new == last else old
-                for key, old in entries.items()
-                for new in [last if key == name else key]
-            }
-    return (replace(side, entries=entries), Rules(rules)) if rules else None
-
-
-def with_one_bias(side: Side) -> tuple[Side, Rules] | None:
-    """Returns a target with one bias for the two of each recurrent layer, and the rules for both.
-
-    The second one is then zero, or has the part of the last gate of a GRU alone.
-
-    Returns:
-        None where there are no such layers.
-    """
-    from fmapper.checkpoints.rules.joining import Concatenate
-    from fmapper.checkpoints.rules.naming import AddConstant, Tie
-    from fmapper.checkpoints.rules.rules import Rules
-
-    added = with_added_biases(side)
-    if added is None:
-        return None
-    rules: list[Rule] = []
-    for name, entry in side.entries.items():
-        last = name.replace("bias_hh", "bias_hn")
-        if name in added[0].entries or entry.tied_to:
             continue
-        text = Pattern.escape(name)
-        if last not in added[0].entries:
-            rules.append(AddConstant(text, entry.shape, 0.0, entry.dtype))
-            continue
-        (size,), (part,) = entry.shape, added[0].entries[last].shape
-        rules += [
-            AddConstant(f"{text}.gates", [size - part], 0.0, entry.dtype),
-            Concatenate([f"{text}.gates", Pattern.escape(last)], text, 0, [size - part, part]),
+        last, sizes = name.replace("bias_hh", "bias_hn"), [2 * columns, columns]
+        gates = [f"{added}.gates", f"{hidden}.gates"]
+        there += [
+            Split(added, [gates[0], f"{added}.last"], 0, sizes),
+            Split(hidden, [gates[1], f"{hidden}.last"], 0, sizes),
+            Sum(gates, gates[0]),
+            Concatenate([gates[0], f"{added}.last"], added, 0, sizes),
+            Rename(f"{hidden}.last", Pattern.escape(last)),
         ]
-    rules += [
-        Tie(Pattern.escape(entry.tied_to), Pattern.escape(name))
-        for name, entry in side.entries.items()
-        if entry.tied_to and name not in added[0].entries
-    ]
-    return added[0], Rules(rules)
+        back = [
+            AddConstant(gates[1], [2 * columns], 0.0, entry.dtype),
+            Concatenate([gates[1], Pattern.escape(last)], hidden, 0, sizes),
+            *back,
+        ]
+        apart = replace(entry, name=last, shape=(columns,))
+        entries = dict((last, apart) if n == name else (n, e) for n, e in entries.items())
+    return replace(side, entries=entries), there, back
 
 
-def with_rows_cut(a: Side, b: Side) -> tuple[Side, Rules, str] | None:
-    """Returns a side without the first rows of a table, the rules for that, and its name.
+def _with_rows_cut(a: Side, b: Side) -> Iterator[Variant]:
+    """Yields the sides without the first rows of a table if a single one of the source has more.
 
     Some models have rows before that of the first position, which they never look up.
-
-    Returns:
-        None where no single table of the target has fewer rows than one of the source.
     """
     from fmapper.checkpoints.rules.joining import Split
     from fmapper.checkpoints.rules.naming import Drop
     from fmapper.checkpoints.rules.rules import Rules
 
-    mine, theirs = _tables(a, b), _tables(b, a)
-    if len(mine) != 1 or len(theirs) != 1:
-        return None
-    (table,), (other,) = mine, theirs
+    tables = _tables(a, b), _tables(b, a)
+    if tuple(map(len, tables)) != (1, 1):
+        return
+    (table,), (other,) = tables
     more = table.shape[0] - other.shape[0]
-    if more < 1 or table.shape[1] != other.shape[1]:
-        return None
-    text = Pattern.escape(table.name)
-    sizes = [more, other.shape[0]]
-    rules = Rules([Split(text, [f"{text}.unused", text], 0, sizes), Drop(f"{text}.unused")])
-    cut = replace(table, shape=other.shape, value=table.lazy().slice(more, table.shape[0]))
-    return replace(a, entries={**a.entries, table.name: cut}), rules, table.name
+    if more > 0 and table.shape[1] == other.shape[1]:
+        text, sizes = Pattern.escape(table.name), [more, other.shape[0]]
+        rules = Rules([Split(text, [f"{text}.unused", text], 0, sizes), Drop(f"{text}.unused")])
+        cut = replace(table, shape=other.shape, value=table.lazy().slice(more, table.shape[0]))
+        source = replace(a, entries={**a.entries, table.name: cut})
+        yield Variant(source, b, rules, Rules(), table.name)
 
 
 def _tables(side: Side, other: Side) -> list[Entry]:

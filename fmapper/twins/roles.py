@@ -9,17 +9,13 @@ ones like that beside a pair; so pairs spread from the inputs through the models
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
 
 from fmapper.twins.matches import Match
-from fmapper.twins.proof import KINDS, Inputs, Names, is_product, plain, repeats
-from fmapper.twins.sides import Side, framework_of
-
-if TYPE_CHECKING:
-    from fmapper.backends.compute import Observation
+from fmapper.twins.programs import PRODUCTS, ROOTS, Model, Use, Weights, uses
+from fmapper.twins.sides import Side
 
 # Norms as one operation: what they do with the weights that they take, by how many these are.
 _NORMS: dict[int, tuple[str, ...]] = {1: ("factor",), 2: ("factor", "term"), 4: ()}
@@ -31,10 +27,7 @@ _CURVES = (
     "softplus custom_jvp_call sin cos"
 )
 _BENT = frozenset(_CURVES.split())
-_ROOTS = frozenset(["rsqrt", "sqrt"])
 _DEPTH = 3  # how far around a place others are looked at
-
-Weights = dict[str, bool]  # the names of parameters, and whether their root is taken
 
 
 @dataclass(eq=False)
@@ -116,21 +109,13 @@ def row_names(name: str, count: int) -> list[str]:
     return [f"{name}#{row}" for row in range(count)]
 
 
-def roles_of(a: Side, b: Side, given: Inputs) -> Roles | None:
-    """Returns the roles in two models that are called with inputs.
-
-    None where one of them cannot be recorded, or takes something else.
-
-    Args:
-        a: The source.
-        b: The target.
-        given: The inputs.
-    """
-    mine = places_of(a, given.args, given.kwargs)
-    theirs = places_of(b, given.target_args, given.target_kwargs) if mine else []
+def roles_of(source: Model, target: Model) -> Roles | None:
+    """Returns the roles in two models; None where one of them cannot be recorded."""
+    mine = _places(source)
+    theirs = _places(target) if mine else []
     if not mine or not theirs:
         return None
-    return Roles(mine, theirs, (_sizes(a, mine), _sizes(b, theirs)))
+    return Roles(mine, theirs, (_sizes(source.side, mine), _sizes(target.side, theirs)))
 
 
 def _sizes(side: Side, places: list[_Place]) -> dict[str, int]:
@@ -141,88 +126,36 @@ def _sizes(side: Side, places: list[_Place]) -> dict[str, int]:
     return {n: sizes[whole] // rows[whole] for n in names if (whole := n.partition("#")[0])}
 
 
-def places_of(side: Side, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[_Place]:
+def _places(model: Model) -> list[_Place]:
     """Returns the places where a model uses its parameters, in order, after its inputs and outputs.
 
     Empty where it cannot be recorded, or takes something else.
     """
-    import numpy as np
-
-    from fmapper.checkpoints.lazy import LazyArray
-    from fmapper.files.dtypes import numpy_dtype
-    from fmapper.verification.models.owners import inputs_for
-
-    def record(model: Any) -> list[Observation]:
-        adapter = framework_of(model)
-        if adapter is None:
-            return []
-        given = inputs_for(adapter, args, kwargs)
-        try:
-            return [*(adapter.outline(model, *given) or ())]
-        except Exception:  # whatever the model's own code raises for inputs that it does not take
-            return []
-
-    seen = record(side.tree)
-    if not seen and any(entry.is_abstract for entry in side.entries.values()):
-        zeros = {
-            name: LazyArray.of(np.zeros(entry.shape, numpy_dtype(entry.dtype)))
-            for name, entry in side.entries.items()
-            if not (entry.tied_to or entry.random)
-        }
-        seen = record(side.fill(zeros, strict=False))
-    return _places(seen, Names(side)) if seen else []
-
-
-def _places(seen: Iterable[Observation], names: Names) -> list[_Place]:
     inputs = _Place("inputs", {}, {})
     places = [inputs]
-    weights: dict[str, Weights] = {}  # of results of parameters alone
     fronts: dict[str, dict[_Place, bool]] = {}  # of results that depend on the inputs
-    repeated: set[str] = set()  # results of parameters alone that are there for each row
-    for one in seen:
-        op = plain(one.op)
-        if one.op == "weight":
-            name = names.find(one.module)
-            if name:
-                weights[one.name] = {name: False}
-            continue
-        if one.op == "input":
-            fronts[one.name] = {inputs: False}
-            continue
-        own = [weights[name] for name in one.operands if name in weights]
-        data = [name for name in one.operands if name in fronts]
-        if not data and repeats(one, repeated):
-            repeated.add(one.name)
-        if not data and is_product(op):  # of queries that are learned
-            data = [name for name in one.operands if name in repeated]
-            own = [weights[n] for n in one.operands if n in weights and n not in repeated]
-            fronts |= {name: {inputs: False} for name in data}
-        if not data:
-            if own:
-                rooted = op in _ROOTS
-                weights[one.name] = {n: r or rooted for given in own for n, r in given.items()}
-            continue
-        found: dict[_Place, bool] = {}
-        for at, name in enumerate(data):
+    for use in uses(model.outline(), model.side):
+        reached: dict[_Place, bool] = {}
+        for at, name in enumerate(use.data):
             for place, bent in fronts[name].items():
-                found[place] = found.get(place, False) or bent or _bends(op, at)
-        if op in _ROOTS:  # a norm by its own deviation bends nothing
-            found = dict.fromkeys(found, False)
-        for kind, given in _uses(op, own, first=one.operands[0] in data):
-            last = next(iter(found))
-            if len(found) == 1 and _is_scale_of(last, kind, given):
+                reached[place] = reached.get(place, False) or bent or _bends(use.op, at)
+        if use.op in ROOTS:  # a norm by its own deviation bends nothing
+            reached = dict.fromkeys(reached, False)
+        for kind, given in _roles_in(use) if use.data else ():
+            last = next(iter(reached))
+            if len(reached) == 1 and _is_scale_of(last, kind, given):
                 last.weights |= given
                 continue
-            place = _Place(kind, {**given}, found)
-            for other, bent in found.items():
+            place = _Place(kind, {**given}, reached)
+            for other, bent in reached.items():
                 other.after[place] = bent
             places.append(place)
-            found = {place: False}
-        fronts[one.name] = found
+            reached = {place: False}
+        fronts[use.name] = reached or {inputs: False}
     outputs = _Place("outputs", {}, {place: False for place in places if not place.after})
     for place in outputs.before:
         place.after[outputs] = False
-    return [inputs, outputs, *places[1:]]
+    return [inputs, outputs, *places[1:]] if fronts else []
 
 
 def _is_scale_of(last: _Place, kind: str, given: Weights) -> bool:
@@ -243,24 +176,24 @@ def _bends(op: str, at: int) -> bool:
     return op in _BENT or ("scaled_dot_product" in op and at < 2)
 
 
-def _uses(op: str, own: list[Weights], *, first: bool) -> Iterator[tuple[str, Weights]]:
+def _roles_in(use: Use) -> Iterator[tuple[str, Weights]]:
     """Yields what an operation does with parameters, in the order in which others do."""
-    if "norm" in op and len(own) in _NORMS:
-        kinds = _NORMS[len(own)]
-        if len(own) == 4:  # with statistics
-            scale, bias, mean, var = own
-            own, kinds = [mean, {**scale, **dict.fromkeys(var, True)}, bias], _WITH_STATISTICS
-        elif len(own) == 2 and "batch" in op:
-            own, kinds = [own[0], dict.fromkeys(own[1], True)], _WITH_STATISTICS[:2]
-        yield from zip(kinds, own, strict=True)
+    given, kind = use.weights, use.kind
+    if "norm" in use.op and len(given) in _NORMS:
+        kinds = _NORMS[len(given)]
+        if len(given) == 4:  # with statistics
+            scale, bias, mean, var = given
+            given, kinds = [mean, {**scale, **dict.fromkeys(var, True)}, bias], _WITH_STATISTICS
+        elif len(given) == 2 and "batch" in use.op:
+            given, kinds = [given[0], dict.fromkeys(given[1], True)], _WITH_STATISTICS[:2]
+        yield from zip(kinds, given, strict=True)
         return
-    kind = KINDS.get(op, op)
-    if kind in ("product", "convolution") and own:
-        own = own if first else own[::-1]
-        yield kind, own[0]
-        own, kind = own[1:], "term"
-    for given in own:
-        yield kind, given
+    if kind in PRODUCTS and given:
+        given = given if use.seen.operands[0] in use.data else given[::-1]
+        yield kind, given[0]
+        given, kind = given[1:], "term"
+    for weights in given:
+        yield kind, weights
 
 
 # --- pairs ----------------------------------------------------------------------------------------

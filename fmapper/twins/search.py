@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from fmapper.checkpoints.lazy import LazyArray
 from fmapper.twins.assign import FEW
 from fmapper.twins.groups import Group
 from fmapper.twins.matches import (
@@ -27,7 +28,7 @@ from fmapper.twins.matches import (
 from fmapper.twins.proof import Proof, Trial
 from fmapper.twins.roles import Roles
 
-Make = Callable[[Sequence[Decision]], Mapping[str, Any]]
+Make = Callable[[Sequence[Decision], Mapping[str, Any]], Mapping[str, Any]]
 
 
 class Search:
@@ -36,14 +37,20 @@ class Search:
     Args:
         proof: The models.
         decisions: The decisions.
-        make: Makes the target's arrays of the source's random ones, by some decisions.
+        arrays: The random weights of the source.
+        make: Makes the target's arrays of those of the source, by some decisions.
         roles: What the programs say; pairs that they contradict are not tried.
     """
 
     def __init__(
-        self, proof: Proof, decisions: list[Decision], make: Make, roles: Roles | None
+        self,
+        proof: Proof,
+        decisions: list[Decision],
+        arrays: Mapping[str, Any],
+        make: Make,
+        roles: Roles | None,
     ) -> None:
-        self._proof, self._make, self._roles = proof, make, roles
+        self._proof, self._arrays, self._make, self._roles = proof, arrays, make, roles
         self.decisions = decisions
 
     def run(self) -> str:
@@ -59,23 +66,20 @@ class Search:
         """
         if not self._trial(self.decisions).agrees and (problem := self._repair()):
             return problem
-        arrays = self._make(self.decisions)
         for at, decision in enumerate(self.decisions):
             two = decision.settled and decision.named and ROLE in decision.witnesses
-            if two or not self._is_blind(at, decision, arrays):
+            if two or not self._is_blind(at, decision):
                 decision.sure = True
                 decision.option = replace(decision.option, certain=True)
                 decision.witnesses = (*decision.witnesses, FUNCTION)
         proved = [one.match for one in self.decisions if FUNCTION in one.witnesses]
         for decision in self.decisions:  # the bias of keys has the order of their matrix
-            if decision.doubt and any(_is_beside(decision.match, match) for match in proved):
+            if decision.doubt and any(map(decision.match.is_beside, proved)):
                 decision.option = replace(decision.option, certain=True)
         return ""
 
     def _trial(self, decisions: Sequence[Decision], *, watch: bool = False) -> Trial:
-        return self._proof.run(self._make(decisions), watch=watch)
-
-    # where they disagree
+        return self._proof.run(self._make(decisions, self._arrays), watch=watch)
 
     def _repair(self) -> str:
         """Changes decisions, unsure ones first; returns where the outputs differ after all."""
@@ -89,31 +93,30 @@ class Search:
             last = None
             while last != best.score:
                 last = best.score
-                for at in range(len(self.decisions)):
-                    if self._may_be_wrong(self.decisions[at], best, stage):
+                for at, decision in enumerate(self.decisions):
+                    if _is_near(decision, best) and not (stage == "unsure" and decision.settled):
                         best = self._improve(at, best, turn=stage == "turned")
                     if best.agrees:
                         return ""
-        return self._message(best)
-
-    @staticmethod
-    def _may_be_wrong(decision: Decision, best: Trial, stage: str) -> bool:
-        if stage == "unsure" and decision.settled:
-            return False
-        names = [entry.name for entry in decision.match.filled]
-        return not best.weights or not best.weights.isdisjoint(names)
+        self._proof.check_target(self._make(self.decisions, self._arrays))
+        return (
+            "both models give different outputs with the same weights, however these are paired. "
+            f"The first difference is at {best.place or 'the output'} of the target. The "
+            "architectures differ there, such as in an activation, an epsilon or a mask; or a pair "
+            "was not found: pass it with rules="
+        )
 
     def _improve(self, at: int, best: Trial, *, turn: bool) -> Trial:
         """Tries the other options of a decision, and others in its place; keeps the best."""
         current = [*self.decisions]
-        more: Iterable[list[Decision]] = ()
+        ways = [] if turn else [self._alternatives(at, current)]
         if turn or not current[at].settled:
-            more = self._reorder(at, best, current, turn=turn)
-        for changed in chain(() if turn else self._alternatives(at, current), more):
+            ways.append(self._reorder(at, best, current, turn=turn))
+        for changed in chain(*ways):
             trial = self._trial(changed, watch=True)
             if trial.score > best.score:
                 best, self.decisions[:] = trial, changed
-            if best.agrees or not self._may_be_wrong(current[at], best, "all"):
+            if best.agrees or not _is_near(current[at], best):
                 break  # the first difference is elsewhere now
         return best
 
@@ -143,16 +146,10 @@ class Search:
         """
         match = current[at].match
         lead = match.one if len(match.many) > 1 else match.many[0]
-        sizes = {
-            n for d in current for g in (*d.match.many, d.match.one) for s in g.shapes for n in s
-        }
-        near = [
-            one.match
-            for one in current
-            if len(one.match.one.shapes[0]) > 1 and self._may_be_wrong(one, best, "all")
-        ]
+        sizes = {n for d in current for g in d.match.groups for shape in g.shapes for n in shape}
+        near = [d.match for d in current if len(d.match.one.shapes[0]) > 1 and _is_near(d, best)]
         modules = [
-            {i for i, one in enumerate(current) if any(_is_beside(one.match, m) for m in leads)}
+            {i for i, one in enumerate(current) if any(map(one.match.is_beside, leads))}
             for leads in ([match], [match, *near])
         ]
         ends = (0, len(lead.shapes[0]) - 1)
@@ -170,8 +167,8 @@ class Search:
         self, current: list[Decision], pairs: Sequence[tuple[int, int]]
     ) -> Iterator[list[Decision]]:
         """Yields the decisions with the targets of pairs exchanged, unless roles contradict."""
-        found = [_swap(current[at], current[other]) for at, other in pairs]
-        for ways in zip(*(way or () for way in found), strict=False):
+        swaps = [_swap(current[at], current[other]) for at, other in pairs]
+        for ways in zip(*swaps, strict=False):
             changed = [*current]
             for (at, other), new in zip(pairs, ways, strict=True):
                 changed[at], changed[other] = new
@@ -179,22 +176,10 @@ class Search:
             if self._roles is None or False not in map(self._roles.agree, matches):
                 yield changed
 
-    def _message(self, best: Trial) -> str:
-        self._proof.check_target(self._make(self.decisions))
-        return (
-            "both models give different outputs with the same weights, however these are paired. "
-            f"The first difference is at {best.place or 'the output'} of the target. The "
-            "architectures differ there, such as in an activation, an epsilon or a mask; or a pair "
-            "was not found: pass it with rules="
-        )
-
-    # what outputs do not depend on
-
-    def _is_blind(self, at: int, decision: Decision, arrays: Mapping[str, Any]) -> bool:
+    def _is_blind(self, at: int, decision: Decision) -> bool:
         """Returns whether the outputs say nothing of a decision: they stay the same without it."""
-        other = {id(x): _other_values(x) for x in (arrays[e.name] for e in decision.match.filled)}
-        without = {name: other.get(id(array), array) for name, array in arrays.items()}
-        if self._proof.run(without).agrees:
+        others = {entry.name: _shaken(self._arrays[entry.name]) for entry in decision.match.used}
+        if self._proof.run(self._make(self.decisions, {**self._arrays, **others})).agrees:
             return True
         if decision.settled:
             return False
@@ -207,46 +192,47 @@ class Search:
         )
 
 
-def _other_values(array: Any) -> Any:
+def _is_near(decision: Decision, trial: Trial) -> bool:
+    """Returns whether a decision may be why results differ."""
+    return not trial.weights or any(e.name in trial.weights for e in decision.match.filled)
+
+
+def _shaken(array: LazyArray) -> LazyArray:
     import numpy as np
 
-    values = np.asarray(array)
+    values = array.read()
     shaken = np.random.default_rng(1).uniform(0.5, 1.5, values.shape) * values
-    return shaken.astype(values.dtype)
+    return LazyArray.of(shaken.astype(values.dtype))
 
 
-def _swap(a: Decision, b: Decision) -> list[tuple[Decision, Decision]] | None:
-    """Returns two decisions with each other's targets; None where they do not fit."""
+def _swap(a: Decision, b: Decision) -> list[tuple[Decision, Decision]]:
+    """Returns two decisions with each other's targets; none where they do not fit."""
     first, second = _with_target(a.match, b.match), _with_target(b.match, a.match)
-    if first is None or second is None:
-        return None
     return [
         (replace(a, match=first, option=x), replace(b, match=second, option=y))
         for x in _options_like(a.option, first)
         for y in _options_like(b.option, second)
+        if first and second
     ]
 
 
-def _options_like(option: Option, match: Match) -> tuple[Option, ...]:
+def _options_like(option: Option, match: Match | None) -> tuple[Option, ...]:
     """Returns the first options of a match, and before them another match's if that fits."""
-    fits = match.options[0].layouts[0].keys() == option.layouts[0].keys()
-    usual = match.options[:2]
+    usual = match.options[:2] if match else ()
+    fits = usual and usual[0].layouts[0].keys() == option.layouts[0].keys()
     return (option, *usual) if fits and option not in usual else usual
 
 
 def _with_target(match: Match, other: Match) -> Match | None:
     """Returns the match of the sources of one with the targets of another."""
-    if len(match.many) > 1 or len(other.many) > 1 or match.back != other.back:
-        return None
-    if match.over != other.over:
+    if len(match.many) > 1 or len(other.many) > 1:
         return None
     many, one = (other.many[0], match.one) if match.back else (match.many[0], other.one)
-    if many.without(match.over) is None:
+    rest = many.without(match.over)
+    if (match.back, match.over) != (other.back, other.over) or rest is None:
         return None
-    found = {len(one.members), len(many.without(match.over) or ())}
-    if len(found) > 1:
-        return None
-    return match_of((many,), one, match.over, back=match.back)
+    fits = len(rest) == len(one.members)
+    return match_of((many,), one, match.over, back=match.back) if fits else None
 
 
 def _modules(decisions: Sequence[Decision], at: int, other: int) -> list[tuple[int, int]]:
@@ -269,18 +255,11 @@ def _modules(decisions: Sequence[Decision], at: int, other: int) -> list[tuple[i
 
 def _in_order(other: Decision, decision: Decision, option: Option) -> Decision:
     """Returns a decision with its parts in the order of an option, if they are of its modules."""
-    if not _is_beside(other.match, decision.match):
+    if not other.match.is_beside(decision.match):
         return other
     options = (o for o in other.match.options if (o.order, o.axis) == (option.order, option.axis))
     same = option if other is decision else next(options, None)
     return replace(other, option=same) if same else other
-
-
-def _is_beside(match: Match, other: Match) -> bool:
-    """Returns whether two matches are of the same modules, such as weights and biases."""
-    return match.one.parent == other.one.parent and [g.parent for g in match.many] == [
-        g.parent for g in other.many
-    ]
 
 
 def _reorder(
@@ -301,11 +280,10 @@ def _apart(decision: Decision) -> Iterator[Decision]:
     Their names differ in numbers that may count anything, as in `a1` and `a2`.
     """
     match = decision.match
-    last = len(match.one.pattern.split(".")) - 2
     few = len(match.one.members) <= FEW and len(match.many) == 1 and not match.over
-    if not few or "{}" in match.one.pattern.split(".")[: max(last, 0)]:
+    if not few or "{}" in match.one.pattern.split(".")[:-2]:
         yield decision
         return
     for entry, other in zip(match.many[0].entries, match.one.entries, strict=True):
-        groups = [Group((e.name,), {(): e}) for e in (entry, other)]
-        yield replace(decision, match=replace(match, many=(groups[0],), one=groups[1]), others=[])
+        many, one = (Group((e.name,), {(): e}) for e in (entry, other))
+        yield replace(decision, match=replace(match, many=(many,), one=one), others=[])

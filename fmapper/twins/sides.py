@@ -89,6 +89,23 @@ class Side:
     stored: Mapping[str, Any] | None = None
 
     @property
+    def outline(self) -> dict[str, LazyArray]:
+        """Its arrays, with constants in the place of those that have no values."""
+        return {name: entry.lazy() for name, entry in self.entries.items()}
+
+    def arrays(self) -> dict[str, LazyArray]:
+        """Returns its arrays; one under several names is one object.
+
+        Raises:
+            TransferError: One of them has no values.
+        """
+        for name, entry in self.entries.items():
+            if entry.is_abstract:
+                raise TransferError(f"{name}: {self.label} has no values there, only a shape")
+        first = self.outline
+        return {name: first[entry.tied_to or name] for name, entry in self.entries.items()}
+
+    @property
     def callable(self) -> bool:
         """Whether it is a model that can be called."""
         return not isinstance(self.tree, Mapping) and framework_of(self.tree) is not None

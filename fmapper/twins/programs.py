@@ -1,0 +1,239 @@
+"""The programs of both models: called with new weights, or recorded without computing them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from fmapper.errors import TransferError
+from fmapper.twins.sides import Side, framework_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fmapper.backends.compute import Observation
+
+Outputs: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
+Weights: TypeAlias = dict[str, bool]  # names of parameters, and whether the root of each is taken
+
+CLOSE = 2e-4  # of the root mean square of an array, for rounding in two frameworks
+
+_OPERATIONS = {
+    "product": "mm addmm bmm baddbmm matmul linear dot_general mv dot addmv",
+    "convolution": "convolution _convolution conv_general_dilated",
+    "lookup": "embedding gather index index_select take",
+    "factor": "mul div",
+    "term": "add sub",
+    "part": "cat concatenate",
+}
+KINDS = {op: kind for kind, ops in _OPERATIONS.items() for op in ops.split()}
+PRODUCTS = ("product", "convolution")
+ROOTS = ("rsqrt", "sqrt")
+_REPEATS = ("expand", "repeat", "broadcast_in_dim", "tile")
+_DRAWS = re.compile("rand|bernoulli|normal|dropout|threefry|multinomial|poisson|exponential")
+
+
+class IncomparableError(TransferError):
+    """Both models cannot be compared on these inputs."""
+
+
+@dataclass
+class Model:
+    """A side with what it is called with.
+
+    Attributes:
+        side: The model.
+        args: Its inputs by position.
+        kwargs: Its inputs by keyword.
+    """
+
+    side: Side
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    _watch: Callable[[Any], Iterable[Observation]] | None = None
+
+    @property
+    def _framework(self) -> Any:
+        framework = framework_of(self.side.tree)
+        if framework is None:
+            raise TransferError(
+                f"{type(self.side.tree).__name__} is not a model that can be called, so example "
+                "inputs are of no use: pass models, or leave example_inputs= out"
+            )
+        return framework
+
+    @property
+    def _inputs(self) -> Any:
+        from fmapper.verification.models.owners import inputs_for
+
+        return inputs_for(self._framework, self.args, self.kwargs)
+
+    def outputs(self, model: Any, seed: int = 0) -> Outputs:
+        """Calls the model with other weights, and returns the floating arrays of its output."""
+        inputs = self._inputs
+        try:
+            output = self._framework.call(model, *inputs, train=False, seed=seed)
+        except Exception as error:  # whatever the model's own code raises
+            raise IncomparableError(
+                f"{type(model).__name__} cannot be called with the example inputs: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return floats_in(output)
+
+    def operations(self, model: Any) -> Iterator[Observation]:
+        """Yields the operations of a call with other weights; the model is recorded once.
+
+        Raises:
+            TransferError: They cannot be recorded.
+        """
+        try:
+            if self._watch is None:
+                self._watch = self._framework.watcher(model, *self._inputs)
+            yield from self._watch(model)
+        except Exception as error:  # whatever the model's own code raises
+            raise TransferError(
+                f"outputs differ, and the operations of {type(model).__name__} cannot be recorded "
+                f"to find out where: {type(error).__name__}: {error}. Pass rules="
+            ) from error
+
+    def outline(self) -> list[Observation]:
+        """Records the operations of a call without computing them; none where that fails."""
+        seen = self._outline(self.side.tree)
+        if not seen and any(entry.is_abstract for entry in self.side.entries.values()):
+            values = {
+                name: entry.lazy()
+                for name, entry in self.side.entries.items()
+                if not (entry.tied_to or entry.random)
+            }
+            seen = self._outline(self.side.fill(values, strict=False))
+        return seen
+
+    def _outline(self, model: Any) -> list[Observation]:
+        try:
+            return [*(self._framework.outline(model, *self._inputs) or ())]
+        except Exception:  # whatever the model's own code raises for inputs that it does not take
+            return []
+
+    def check_draws(self, model: Any, outputs: Outputs) -> None:
+        """Refuses a model that draws random numbers; keys among the inputs stay the same.
+
+        Raises:
+            TransferError: It gives other outputs with another seed; names the operation.
+        """
+        import numpy as np
+
+        counts = [
+            entry
+            for entry in self.side.entries.values()
+            if entry.random and entry.dtype.startswith(("int", "uint")) and not entry.is_abstract
+        ]
+        moved = {entry.name: np.asarray(entry.lazy().read() + 1) for entry in counts}
+        other = replace(self.side, tree=model).fill(moved, strict=False) if moved else model
+        if all(map(close, outputs.values(), self.outputs(other, seed=1).values())):
+            return
+        where = next((f", at {x.op}" for x in self.operations(model) if _DRAWS.search(x.op)), "")
+        raise TransferError(
+            f"{self.side.label} gives other outputs with another seed: it draws random numbers"
+            f"{where}. Set it to evaluation, or pass the argument that does (deterministic=True) "
+            "in example_kwargs="
+        )
+
+
+def floats_in(tree: Any) -> Outputs:
+    """Returns the floating arrays of an output by path, in double precision."""
+    import numpy as np
+
+    from fmapper.verification.arrays import is_floating, to_host
+    from fmapper.verification.models.side import arrays_in
+
+    arrays = {path: to_host(x) for path, x in arrays_in(tree).items() if is_floating(x)}
+    return {path: array.astype(np.float64) for path, array in arrays.items()}
+
+
+def close(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
+    """Returns whether two arrays are equal up to rounding."""
+    import numpy as np
+
+    scale = float(np.sqrt(np.mean(np.square(x)))) if x.size else 0.0
+    return x.shape == y.shape and bool(np.abs(x - y).max(initial=0.0) <= CLOSE * scale)
+
+
+class Use(NamedTuple):
+    """An operation that depends on the inputs, or an input.
+
+    Attributes:
+        name: The name of its result.
+        seen: The operation.
+        op: Its name without framework and overload.
+        data: The names of the operands that depend on the inputs; none for an input.
+        weights: The parameters that each of the other operands is made of.
+    """
+
+    name: str
+    seen: Observation
+    op: str
+    data: list[str]
+    weights: list[Weights]
+
+    @property
+    def kind(self) -> str:
+        """What it does with parameters."""
+        return KINDS.get(self.op, self.op)
+
+
+def uses(seen: Iterable[Observation], side: Side) -> Iterator[Use]:
+    """Yields the operations that depend on the inputs, with the parameters that they take."""
+    names = Names(side)
+    weights: dict[str, Weights] = {}  # of results of parameters alone
+    data: set[str] = set()
+    repeated: set[str] = set()  # results of parameters alone that are there for each row
+    for one in seen:
+        op = one.op.rpartition("::")[2].partition(".")[0]
+        if one.op == "weight" and (name := names.find(one.module)):
+            weights[one.name] = {name: False}
+        given = [operand for operand in one.operands if operand in data]
+        if not given and (op in _REPEATS or not repeated.isdisjoint(one.operands)):
+            repeated.add(one.name)
+        if not given and KINDS.get(op) in PRODUCTS:  # of queries that are learned
+            given = [operand for operand in one.operands if operand in repeated]
+            for operand in given:
+                yield Use(operand, one, "input", [], [weights.pop(operand, {})])
+        mine = [weights[operand] for operand in one.operands if operand in weights]
+        if given or one.op == "input":
+            data.add(one.name)
+            data.update(given)
+            yield Use(one.name, one, op, given, mine)
+        elif mine:
+            rooted = op in ROOTS
+            weights[one.name] = {n: r or rooted for of in mine for n, r in of.items()}
+
+
+class Names:
+    """The names of parameters in programs, as those of a side and the rows of these."""
+
+    def __init__(self, side: Side) -> None:
+        self._entries = side.entries
+        self._ends: dict[str, list[str]] = defaultdict(list)
+        for name in side.entries:
+            parts = name.split(".")
+            for at in range(len(parts)):
+                self._ends[".".join(parts[at:])].append(name)
+
+    def find(self, name: str) -> str:
+        """Returns the name of a parameter, `layers.weight#0` for a row; empty for no weight."""
+        parts = name.split(".")
+        first = self._find(name)
+        for at, part in enumerate(parts):
+            if not first and part.isdigit():
+                stacked = self._find(".".join((*parts[:at], *parts[at + 1 :])))
+                first = f"{stacked}#{part}" if stacked else ""
+        return first
+
+    def _find(self, name: str) -> str:
+        names = [name] if name in self._entries else self._ends.get(name, [])
+        if len(names) != 1 or self._entries[names[0]].random or self._entries[names[0]].transient:
+            return ""
+        return self._entries[names[0]].tied_to or names[0]
