@@ -36,9 +36,11 @@ def assign(
         groups[at : at + 1] = parts
     first = _Assigner(rows, columns, roles)
     decisions = first.run()
-    if first.rows and first.columns:
-        left = ([part for g in side for part in _alone(g)] for side in (first.rows, first.columns))
-        decisions += _Assigner(*left, roles).run()
+    left = [[g for g in side if g in first.open] for side in (rows, columns)]
+    if all(left):
+        decisions += _Assigner(
+            *([part for g in side for part in _alone(g)] for side in left), roles
+        ).run()
     _doubt_orders(decisions)
     return decisions
 
@@ -102,16 +104,16 @@ def _matches(group: Group, index: _Index) -> Iterator[Match]:
 
 
 class _Assigner:
-    """The state of an assignment: what is open on both sides, and what could be matched."""
+    """The state of an assignment: which groups are open, and what could be matched."""
 
     def __init__(self, rows: list[Group], columns: list[Group], roles: Roles | None) -> None:
         self._roles = roles
         self._agrees: dict[Match, bool | None] = {}
-        self.rows, self.columns = dict.fromkeys(rows), dict.fromkeys(columns)
+        self.open = dict.fromkeys((*rows, *columns))
         self._pairs: dict[Group, dict[Group, Match]] = {row: {} for row in rows}
         self._decisions: list[Decision] = []
         self._parents: dict[str, set[str]] = defaultdict(set)
-        self._weights = Counter(word for g in (*rows, *columns) for word in g.words.path)
+        self._weights = Counter(word for g in self.open for word in g.words.path)
         index = _index(columns)
         for row in rows:
             for match in _matches(row, index):
@@ -124,8 +126,7 @@ class _Assigner:
             for match in joins([g for g in many if self._may_be_part(g, one)], one, back=back)
             if self._may_be(match)
         ]
-        pairs = (pair for row in rows for pair in ((row, c) for c in self._pairs[row]))
-        self._fits = Counter(group for pair in pairs if self._allows(*pair) for group in pair)
+        self._fits = Counter(group for pair in self._open_pairs() for group in pair)
 
     def _may_be(self, match: Match) -> bool:
         self._agrees[match] = self._roles.agree(match) if self._roles else None
@@ -133,46 +134,43 @@ class _Assigner:
 
     def _may_be_part(self, group: Group, one: Group) -> bool:
         names = group.entries[0].name, one.entries[0].name
-        if self._roles is not None and self._roles.is_part(*names):
-            return True
-        same = group.words.leaf == one.words.leaf or not (group.words.leaf and one.words.leaf)
-        shared = same and group.words.path & one.words.path
-        return bool(shared) or not group.words.contradicts(one.words)
+        by_role = self._roles is not None and self._roles.is_part(*names)
+        return by_role or not group.words.contradicts(one.words)
 
-    def _allows(self, row: Group, column: Group) -> bool:
-        """Returns whether names do not contradict a pair, or roles outweigh them."""
-        agrees = self._agrees[self._pairs[row][column]]
-        return bool(agrees) or not row.words.contradicts(column.words)
+    def _open_pairs(self, *, despite_names: bool = False) -> Iterator[tuple[Group, Group]]:
+        """Yields what can be paired where names do not contradict, or roles outweigh them."""
+        for row, columns in self._pairs.items():
+            for column, match in columns.items() if row in self.open else ():
+                allowed = despite_names or not row.words.contradicts(column.words)
+                if column in self.open and (allowed or self._agrees[match]):
+                    yield row, column
 
     def run(self) -> list[Decision]:
         """Decides what is sure, then proposes the rest."""
         while self._settle() or self._decide_best(self._named_joins(), sure=True):
             pass
         while self._decide_best(self._lonely_joins(), sure=False) or self._decide_best(
-            [
-                self._pairs[row][column]
-                for row, columns in self._open(despite_names=True).items()
-                for column in columns
-            ],
+            [self._pairs[r][c] for r, cs in self._open(despite_names=True).items() for c in cs],
             sure=False,
         ):
             pass
         return self._decisions
 
     def _open(self, *, despite_names: bool = False) -> dict[Group, list[Group]]:
-        """Returns for each open group what it can become, within the module that is known."""
+        """Returns for each open group what it can become, by its role or in a known module."""
         claimed = {parent: p for p, parents in self._parents.items() for parent in parents}
-        of_row: dict[Group, list[Group]] = {}
-        for row in self.rows:
-            columns = [
-                column
-                for column in self._pairs[row]
-                if column in self.columns and (despite_names or self._allows(row, column))
-            ]
-            inside = [c for c in columns if c.parent in self._parents.get(row.parent, ())]
-            if not inside:
-                inside = [c for c in columns if claimed.get(c.parent, row.parent) == row.parent]
-            of_row[row] = inside or columns
+        of_row: dict[Group, list[Group]] = defaultdict(list)
+        for row, column in self._open_pairs(despite_names=despite_names):
+            of_row[row].append(column)
+        for row, columns in of_row.items():
+            inside = self._parents.get(row.parent, ())
+            choices = (
+                [c for c in columns if self._agrees[self._pairs[row][c]]],
+                [c for c in columns if c.parent in inside],
+                [c for c in columns if claimed.get(c.parent, row.parent) == row.parent],
+                columns,
+            )
+            of_row[row] = next(filter(None, choices))
         return of_row
 
     # what is sure
@@ -184,34 +182,30 @@ class _Assigner:
             for column in columns:
                 of_column[column].append(row)
         sure = [
-            (row, column)
-            for row in self.rows
-            for column, match in self._pairs[row].items()
-            if column in self.columns
-            and not row.words.contradicts(column.words)
-            and (
-                self._agrees[match]
-                or (
-                    column in of_row[row]
-                    and self._is_sure(row, column, of_column[column], of_row[row])
-                )
-            )
+            self._pairs[row][column]
+            for row, columns in of_row.items()
+            for column in columns
+            if self._is_sure(row, column, of_column[column], columns)
         ]
-        wide = [pair for pair in sure if len(pair[0].shapes[0]) > 1]
-        for row, column in wide or sure:  # biases and scales belong to what is beside them
-            if row in self.rows and column in self.columns:
-                self._decide(self._pairs[row][column], sure=True)
+        wide = [match for match in sure if len(match.one.shapes[0]) > 1]
+        for match in wide or sure:  # biases and scales belong to what is beside them
+            if self._is_open(match):
+                self._decide(match, sure=True)
         return bool(sure)
 
     def _is_sure(
         self, row: Group, column: Group, rows: Sequence[Group], columns: Sequence[Group]
     ) -> bool:
-        """Returns whether the words that tell a pair from all rivals are in both names.
+        """Returns whether roles agree, or the words that tell a pair from all rivals are in both.
 
         A pair that is left alone by its shapes needs a second witness, too: a word of both names,
         a module that is known, or that nothing ever had such shapes.
         """
         mine, theirs = row.words, column.words
+        if mine.contradicts(theirs):
+            return False
+        if self._agrees[self._pairs[row][column]]:
+            return True
         if len(rows) == len(columns) == 1:
             if row.pattern == column.pattern or (mine.path & theirs.path) - {"norm"}:
                 return True
@@ -233,20 +227,12 @@ class _Assigner:
 
     def _lonely_joins(self) -> list[Match]:
         """Returns the joins to what fits nothing else that is open; those that are named first."""
-        fitting = {
-            group
-            for row in self.rows
-            for column in self._pairs[row]
-            if column in self.columns and not row.words.contradicts(column.words)
-            for group in (row, column)
-        }
+        fitting = {group for pair in self._open_pairs() for group in pair}
         lonely = [m for m in self._joins if self._is_open(m) and m.one not in fitting]
         return [match for match in lonely if _names_parts(match)] or lonely
 
     def _is_open(self, match: Match) -> bool:
-        return all(g in self.rows for g in match.sources) and all(
-            g in self.columns for g in match.targets
-        )
+        return all(group in self.open for group in match.groups)
 
     def _decide_best(self, matches: Sequence[Match], *, sure: bool) -> bool:
         """Decides the closest of some matches; returns whether there was any."""
@@ -259,21 +245,19 @@ class _Assigner:
 
     def _closeness(self, match: Match) -> float:
         """Returns how close names are; those that contradict each other come last."""
-        return sum(self._score(s, t) for s, t in match.pairs) / len(match.pairs)
-
-    def _score(self, row: Group, column: Group) -> float:
-        mine, theirs = row.words, column.words
-        weight = {word: 1 / self._weights[word] for word in mine.path | theirs.path}
-        shared = sum(weight[word] for word in mine.path & theirs.path)
-        total = sum(weight.values()) or 1.0
-        inside = column.parent in self._parents.get(row.parent, ())
-        return shared / total + (mine.leaf == theirs.leaf) + inside - 9 * mine.contradicts(theirs)
+        score = 0.0
+        for row, column in match.pairs:
+            mine, theirs = row.words, column.words
+            weight = {word: 1 / self._weights[word] for word in mine.path | theirs.path}
+            shared = sum(weight[word] for word in mine.path & theirs.path)
+            score += shared / (sum(weight.values()) or 1.0) + (mine.leaf == theirs.leaf)
+            score += column.parent in self._parents.get(row.parent, ())
+            score -= 9 * mine.contradicts(theirs)
+        return score / len(match.pairs)
 
     def _decide(self, match: Match, *, sure: bool, others: Sequence[Match] = ()) -> None:
-        for group in match.sources:
-            del self.rows[group]
-        for group in match.targets:
-            del self.columns[group]
+        for group in match.groups:
+            del self.open[group]
         for source, target in match.pairs:
             self._parents[source.parent].add(target.parent)
         named = any(s.words.all() & t.words.all() for s, t in match.pairs)

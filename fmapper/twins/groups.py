@@ -22,14 +22,9 @@ _LETTERS = "ijklmnop"
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Parameters with one name but for its numbers, in the order of these.
+    """Parameters with one name but for its numbers, in the order of these."""
 
-    Attributes:
-        pieces: The texts of the name around its numbers.
-        members: The numbers -> the parameter.
-    """
-
-    pieces: tuple[str, ...]
+    pieces: tuple[str, ...]  # the texts of the name around its numbers
     members: Mapping[Index, Entry]
 
     @cached_property
@@ -46,7 +41,7 @@ class Group:
     def words(self) -> Words:
         """The words of the name, and of its layer if that is a norm or an embedding."""
         leaf, path = words_of(self.pattern, len(self.shapes[0]))
-        return Words(leaf, path | (words_of(self.layer).path & {"norm", "embed"}))
+        return Words(leaf, path | (words_of(self.entries[0].layer).path & {"norm", "embed"}))
 
     @cached_property
     def parent(self) -> str:
@@ -71,11 +66,6 @@ class Group:
         """The shapes in order."""
         return [entry.shape for entry in self.entries]
 
-    @cached_property
-    def layer(self) -> str:
-        """The class of the layer that the first parameter is of."""
-        return self.entries[0].layer
-
     def split(self, slot: int) -> Iterator[Group]:
         """Yields a group for each number that the name has at a place."""
         parts: dict[int, dict[Index, Entry]] = {}
@@ -88,13 +78,14 @@ class Group:
     @cached_property
     def keys(self) -> list[tuple[tuple[int, tuple[int, ...]], tuple[int, ...]]]:
         """The counts and sizes that this has stacked, or as it is, and over which numbers."""
-        found = []
-        for over in self.removals():
-            rest = self.without(over)
-            if rest is not None:
-                sizes = (sum(math.prod(e.shape) for e in part) for part in rest.values())
-                found.append(((len(rest), tuple(sizes)), over))
-        return found
+        return [
+            (
+                (len(rest), tuple(sum(math.prod(e.shape) for e in part) for part in rest.values())),
+                over,
+            )
+            for over in self.removals()
+            if (rest := self.without(over)) is not None
+        ]
 
     def without(self, slots: tuple[int, ...]) -> dict[Index, list[Entry]] | None:
         """Returns the parameters by their other numbers; None if these are not a full block."""

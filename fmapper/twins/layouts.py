@@ -7,39 +7,49 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from fmapper.checkpoints.rules.rule import OnEach, Rule
+    from fmapper.checkpoints.rules.rule import Rule
 
 Shape: TypeAlias = tuple[int, ...]
-Steps: TypeAlias = tuple[tuple[object, ...], ...]
+# `("transpose", axes)`, `("reshape", shape, shape before)`, `("blocks", order, axis)` or
+# `("offset", value)`
+Steps: TypeAlias = tuple[tuple[Any, ...], ...]
 
 # Where a layer has the outputs of a matrix or kernel; see `Models.weight_layouts`.
-_OUT, _IN, _TABLE = "outputs first", "outputs last", "rows"
+FIRST, LAST, _TABLE = "outputs first", "outputs last", "rows"
 _MOST_AXES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A change of layout as steps, each for a rule.
-
-    Attributes:
-        steps: `("transpose", axes)`, `("reshape", shape, shape before)`,
-            `("blocks", order, axis)` or `("offset", value)`.
-        certain: The classes of both layers say so, or nothing else fits.
-    """
+    """A change of layout as steps, each for a rule."""
 
     steps: Steps = ()
-    certain: bool = False
+    certain: bool = False  # the classes of both layers say so, or nothing else fits
 
     def rules(self, names: Sequence[str]) -> Iterator[Rule]:
         """Yields the rules for arrays of these names."""
+        from fmapper.checkpoints.rules.arithmetic import Offset
+        from fmapper.checkpoints.rules.joining import Concatenate, Split
+        from fmapper.checkpoints.rules.layout import Reshape, Transpose
+
+        kinds: dict[str, Any] = {"transpose": Transpose, "reshape": Reshape, "offset": Offset}
         for kind, *values in self.steps:
-            if kind == "blocks":
-                yield from _exchange(names, *values)  # type: ignore[arg-type]
+            if kind in kinds:
+                yield kinds[kind](tuple(names) if len(names) > 1 else names[0], *values)
                 continue
-            yield _rule(str(kind), tuple(names) if len(names) > 1 else names[0], values)
+            order, axis = values
+            for name in names:  # equal parts in another order
+                parts = [f"{name}.part{at}" for at in range(len(order))]
+                yield Split(name, parts, axis)
+                yield Concatenate([parts[at] for at in order], name, axis)
+
+    @property
+    def kind(self) -> object:
+        """The steps without the sizes of reshapes."""
+        return tuple(step[:2] if step[0] == "transpose" else step[:1] for step in self.steps)
 
     def __str__(self) -> str:
         return ", ".join(f"{kind} {_say(values[0])}" for kind, *values in self.steps)
@@ -47,27 +57,6 @@ class Layout:
 
 def _say(value: object) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _exchange(names: Sequence[str], order: tuple[int, ...], axis: int) -> Iterator[Rule]:
-    """Yields the rules that put equal parts of arrays in another order."""
-    from fmapper.checkpoints.rules.joining import Concatenate, Split
-
-    for name in names:
-        parts = [f"{name}.part{at}" for at in range(len(order))]
-        yield Split(name, parts, axis)
-        yield Concatenate([parts[at] for at in order], name, axis)
-
-
-def _rule(kind: str, names: str | tuple[str, ...], values: list[object]) -> OnEach:
-    from fmapper.checkpoints.rules.arithmetic import Offset
-    from fmapper.checkpoints.rules.layout import Reshape, Transpose
-
-    if kind == "offset":
-        return Offset(names, *values)  # type: ignore[arg-type]
-    if kind == "transpose":
-        return Transpose(names, values[0])  # type: ignore[arg-type]
-    return Reshape(names, *values)  # type: ignore[arg-type]
 
 
 @cache
@@ -98,20 +87,25 @@ def _by_convention(a: str, b: str, shape: Shape, wanted: Shape) -> Steps | None:
     if a == b:
         steps = _reshape(shape, wanted)
         return steps if shape == wanted or _is_regrouping(shape, wanted) else None
-    if len(shape) == len(wanted):
-        n = len(shape)
-        axes = (*range(2, n), 1, 0) if a == _OUT else (n - 1, n - 2, *range(n - 2))
-        turned = tuple(shape[axis] for axis in axes)
-        return (("transpose", axes),) if turned == wanted else None
-    if a == _OUT and len(shape) == 2:
-        turned = shape[::-1]
-        if _is_regrouping(turned, wanted):
-            return (("transpose", (1, 0)), *_reshape(turned, wanted))
-    if a == _IN and len(wanted) == 2:
-        turned = wanted[::-1]
-        if _is_regrouping(shape, turned):
-            return (*_reshape(shape, turned), ("transpose", (1, 0)))
-    return None
+    if a == LAST:
+        back = _by_convention(b, a, wanted, shape)
+        return None if back is None else _inverse(back)
+    axes = (*range(2, len(shape)), 1, 0)
+    turned = _permute(shape, axes)
+    folds = len(shape) == 2 < len(wanted) and _is_regrouping(turned, wanted)  # heads
+    if turned != wanted and not folds:
+        return None
+    return (("transpose", axes), *_reshape(turned, wanted))
+
+
+def _inverse(steps: Steps) -> Steps:
+    """Returns the steps back for transposes and reshapes."""
+    return tuple(
+        (kind, tuple(sorted(range(len(values[0])), key=values[0].__getitem__)))
+        if kind == "transpose"
+        else (kind, *reversed(values))
+        for kind, *values in reversed(steps)
+    )
 
 
 def _reshape(shape: Shape, wanted: Shape) -> Steps:
@@ -162,12 +156,7 @@ def _options(shape: Shape, wanted: Shape) -> Iterator[tuple[Steps, bool]]:
                 steps = (*_reshape(shape, before), *_transpose(axes))
                 yield steps, _keeps(owners, axes)
     else:
-        for axes in permutations(range(len(shape))):
-            turned_shape = _permute(shape, axes)
-            owners = _owners(wanted, turned_shape)
-            if owners is not None:
-                back = tuple(axes.index(axis) for axis in range(len(axes)))
-                yield (*_transpose(axes), *_reshape(turned_shape, wanted)), _keeps(owners, back)
+        yield from ((_inverse(steps), usual) for steps, usual in _options(wanted, shape))
 
 
 def _keeps(owners: Sequence[int], axes: Sequence[int]) -> bool:

@@ -10,7 +10,7 @@ from itertools import combinations, permutations, product
 from typing import TypeAlias
 
 from fmapper.twins.groups import Group, Shape
-from fmapper.twins.layouts import Layout, Steps, layouts
+from fmapper.twins.layouts import FIRST, LAST, Layout, Steps, layouts
 from fmapper.twins.sides import Entry
 
 Pair: TypeAlias = tuple[Shape, Shape]
@@ -18,7 +18,6 @@ Pair: TypeAlias = tuple[Shape, Shape]
 Order: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 NAMES, SHAPES, LAYERS, ROLE, FUNCTION = "names", "shapes", "layers", "role", "function"
-_FIRST, _LAST = "outputs first", "outputs last"
 _MOST_PARTS = 4  # that one array is joined of: the gates of a recurrent cell
 _PARTS = "q k v gate up ii if ig io hi hf hg ho ir iz in hr hz hn"
 _ORDER = _PARTS.split()  # as most have them
@@ -212,21 +211,16 @@ def _common(a: str, b: str, pairs: Sequence[Pair]) -> list[tuple[list[Layout], b
     every = [layouts(shape, wanted, a, b) for shape, wanted in pairs]
     if not all(every):
         return []
-    by_kind = [{_kind(layout): layout for layout in reversed(ways)} for ways in every]
-    kinds = [kind for kind in map(_kind, every[0]) if all(kind in known for known in by_kind)]
+    by_kind = [{layout.kind: layout for layout in reversed(ways)} for ways in every]
+    kinds = [x.kind for x in every[0] if all(x.kind in known for known in by_kind)]
     if not kinds:
         return [([ways[0] for ways in every], all(ways[0].certain for ways in every))]
-    sure = {_kind(ways[0]) for ways in every if ways[0].certain}  # as by a kernel of other sizes
+    sure = {ways[0].kind for ways in every if ways[0].certain}  # as by a kernel of other sizes
     kinds.sort(key=lambda kind: kind not in sure)
     return [
         ([known[kind] for known in by_kind], at == 0 and kind in sure)
         for at, kind in enumerate(kinds)
     ]
-
-
-def _kind(layout: Layout) -> object:
-    """Returns the steps of a layout without the sizes of reshapes."""
-    return tuple(step[:2] if step[0] == "transpose" else step[:1] for step in layout.steps)
 
 
 def other_layouts(match: Match) -> Iterator[Option]:
@@ -288,7 +282,7 @@ def flips(match: Match) -> Iterator[Option]:
     group, n = match.many[0], len(match.many[0].shapes[0])
     if len(match.many) > 1 or match.over or min(n, len(match.one.shapes[0])) < 3:
         return
-    space = range(n - 2) if group.entries[0].layout == _LAST else range(2, n)
+    space = range(n - 2) if group.entries[0].layout == LAST else range(2, n)
     steps = {
         shape: tuple(("blocks", (*range(shape[at]),)[::-1], at) for at in space if shape[at] > 1)
         for shape in group.shapes
@@ -367,7 +361,7 @@ def dimension_like(match: Match, other: Match, axis: int) -> int | None:
         return None
     at: int | None = None
     if len(shape) == 1:
-        outputs = {_FIRST: 0, _LAST: len(lead.shapes[0]) - 1}.get(layout, axis)
+        outputs = {FIRST: 0, LAST: len(lead.shapes[0]) - 1}.get(layout, axis)
         at = 0 if axis == outputs else None
     elif group.entries[0].layout == layout and len(shape) == len(lead.shapes[0]):
         at = axis

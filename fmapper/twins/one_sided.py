@@ -147,7 +147,7 @@ def variants(a: Side, b: Side) -> Iterator[Variant]:
 
 
 def _with_one_bias(side: Side) -> tuple[Side, list[Rule], list[Rule]]:
-    """Returns a side with one bias for the two of each recurrent layer, and the rules for both ways.
+    """Returns a side with one bias for the two of each recurrent layer, and the rules both ways.
 
     Both are added in an LSTM. In the last gate of a GRU, another gate multiplies that of the hidden
     state, which stays apart as `bias_hn`. On the way back, zeros are where it was added.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -133,11 +133,9 @@ def no_counterpart(
     for name in needed:
         shape = a.entries[name].shape
         alike = [n for n, e in a.entries.items() if e.shape == shape and n not in needed]
-        hint = f" (of one shape with {some(alike)}: what a target ties must be equal)"
-        lines.append(
-            f"{name}: {[*shape]} of the source, has no place in the target"
-            + (hint if alike and len(shape) > 1 else "")
-        )
+        lines.append(f"{name}: {[*shape]} of the source, has no place in the target")
+        if alike and len(shape) > 1:
+            lines[-1] += f" (of one shape with {some(alike)}: what a target ties must be equal)"
     shown = lines[:20] + [f"and {len(lines) - 20} more"] * (len(lines) > 20)
     return TransferError(
         "the architectures differ, or the arrays are not alike enough to be paired:\n"
@@ -151,26 +149,22 @@ def ambiguous(unsure: Sequence[Decision], decisions: Sequence[Decision]) -> Ambi
     """Returns the error that lists for what is unsure the candidates and their rules."""
     candidates: dict[str, list[tuple[str, str, str]]] = {}
     lines = []
-    for decision in unsure:
-        for target in decision.match.targets:
-            listed = [*_candidates(decision, target)]
-            candidates[target.name] = listed
-            lines.append(f"  {target.name} {[*target.shapes[0]]}:")
-            shown = dict.fromkeys(f"    {name}: {why}. {rule}" for name, why, rule in listed)
-            lines += [*shown][:6]
-    settled = [d for d in decisions if d.settled]
-    rules = rules_of(settled)
+    for decision, target in [(d, target) for d in unsure for target in d.match.targets]:
+        candidates[target.name] = [*_candidates(decision, target)]
+        lines.append(f"  {target.name} {[*target.shapes[0]]}:")
+        shown = (f"    {name}: {why}. {rule}" for name, why, rule in candidates[target.name])
+        lines += [*dict.fromkeys(shown)][:6]
     return AmbiguousTransferError(
         f"{len(lines)} lines on what names and shapes leave open:\n"
         + "\n".join(lines)
         + "\nPass example_inputs=, with which both models are compared; or the rule that is right, "
         "in rules=, after error.rules, those for all that is settled.",
         candidates,
-        rules,
+        rules_of([decision for decision in decisions if decision.settled]),
     )
 
 
-def _candidates(decision: Decision, target: Group) -> Iterable[tuple[str, str, str]]:
+def _candidates(decision: Decision, target: Group) -> Iterator[tuple[str, str, str]]:
     """Yields the sources that a target may be made of, the evidence, and the rules for that."""
     matches = [decision.match, *(m for m in decision.others if target in m.targets)]
     for match in matches:

@@ -15,7 +15,6 @@ from math import prod
 
 from fmapper.twins.matches import Match
 from fmapper.twins.programs import PRODUCTS, ROOTS, Model, Use, Weights, uses
-from fmapper.twins.sides import Side
 
 # Norms as one operation: what they do with the weights that they take, by how many these are.
 _NORMS: dict[int, tuple[str, ...]] = {1: ("factor",), 2: ("factor", "term"), 4: ()}
@@ -32,19 +31,15 @@ _DEPTH = 3  # how far around a place others are looked at
 
 @dataclass(eq=False)
 class _Place:
-    """An operation on data that takes parameters.
+    """An operation on data that takes parameters."""
 
-    Attributes:
-        kind: What it does with them.
-        weights: The parameters.
-        before: The places whose results reach it, and whether that is through a bent function.
-        after: The places that its result reaches.
-    """
-
-    kind: str
+    kind: str  # what it does with them
     weights: Weights
-    before: dict[_Place, bool]
+    before: dict[
+        _Place, bool
+    ]  # whose results reach it, and whether that is through a bent function
     after: dict[_Place, bool] = field(default_factory=dict)
+    sizes: list[tuple[int, bool]] = field(default_factory=list)  # of the parameters, with roots
 
 
 class Roles:
@@ -53,20 +48,14 @@ class Roles:
     Args:
         source: The places of the source.
         target: The places of the target.
-        sizes: Of each side, the numbers of elements of its parameters.
     """
 
-    def __init__(
-        self,
-        source: list[_Place],
-        target: list[_Place],
-        sizes: tuple[Mapping[str, int], Mapping[str, int]],
-    ) -> None:
+    def __init__(self, source: list[_Place], target: list[_Place]) -> None:
         self._twins: dict[str, set[str]] = defaultdict(set)
         self._sources: dict[str, set[str]] = defaultdict(set)
         self._parts: dict[str, frozenset[str]] = {}  # of a parameter, those of the other side
-        twins = _pairs(source, target, sizes)
-        for whole, parts in _wholes(twins, sizes):
+        twins = _pairs(source, target)
+        for whole, parts in _wholes(twins):
             if all(len(place.weights) == 1 for place in (whole, *parts)):
                 names = frozenset(name for place in parts for name in place.weights)
                 self._parts[next(iter(whole.weights))] = names
@@ -80,50 +69,31 @@ class Roles:
 
     def agree(self, match: Match) -> bool | None:
         """Returns whether parameters have the same roles; None where that is not known."""
-        found: set[bool | None] = set()
-        if len(match.many) > 1:
-            for parts, entry in match.rows():
+        answers: set[bool | None] = set()
+        for parts, entry in match.rows():
+            if len(match.many) > 1:
                 known = self._parts.get(entry.name)
                 names = {part.name for group in parts for part in group}
-                found.add(None if known is None else known == names)
-            return False if False in found else None if None in found else True
-        for parts, entry in match.rows():
-            rows = [entry.name] if not match.over else row_names(entry.name, len(parts[0]))
-            for part, row in zip(parts[0], rows, strict=True):
-                a, b = (row, part.name) if match.back else (part.name, row)
-                found.add(self._agree(a, b))
-        return False if False in found else None if None in found else True
+                answers.add(None if known is None else known == names)
+                continue
+            for row, part in enumerate(parts[0]):
+                name = f"{entry.name}#{row}" if match.over else entry.name
+                a, b = (name, part.name) if match.back else (part.name, name)
+                has_role = a in self._twins or b in self._sources
+                # several where one side alone is tied
+                answers.add(b in self._twins.get(a, ()) if has_role else None)
+        return False if False in answers else None if None in answers else True
 
     def is_part(self, name: str, whole: str) -> bool:
         """Returns whether a parameter is a part of one of the other side."""
         return name in self._parts.get(whole, ())
-
-    def _agree(self, a: str, b: str) -> bool | None:
-        if a in self._twins or b in self._sources:  # several where one side alone is tied
-            return b in self._twins.get(a, ())
-        return None
-
-
-def row_names(name: str, count: int) -> list[str]:
-    """Returns the names of the rows of parameters that are stacked."""
-    return [f"{name}#{row}" for row in range(count)]
 
 
 def roles_of(source: Model, target: Model) -> Roles | None:
     """Returns the roles in two models; None where one of them cannot be recorded."""
     mine = _places(source)
     theirs = _places(target) if mine else []
-    if not mine or not theirs:
-        return None
-    return Roles(mine, theirs, (_sizes(source.side, mine), _sizes(target.side, theirs)))
-
-
-def _sizes(side: Side, places: list[_Place]) -> dict[str, int]:
-    """Returns the number of elements of each parameter, or of a row of those that are stacked."""
-    names = {name for place in places for name in place.weights}
-    rows = Counter(name.partition("#")[0] for name in names)
-    sizes = {name: prod(entry.shape) for name, entry in side.entries.items()}
-    return {n: sizes[whole] // rows[whole] for n in names if (whole := n.partition("#")[0])}
+    return Roles(mine, theirs) if mine and theirs else None
 
 
 def _places(model: Model) -> list[_Place]:
@@ -155,6 +125,12 @@ def _places(model: Model) -> list[_Place]:
     outputs = _Place("outputs", {}, {place: False for place in places if not place.after})
     for place in outputs.before:
         place.after[outputs] = False
+    rows = Counter(n.partition("#")[0] for n in {n for p in places for n in p.weights})
+    for place in places:
+        for name, root in place.weights.items():
+            whole = name.partition("#")[0]  # of those that are stacked, a row
+            size = prod(model.side.entries[whole].shape) // rows[whole]
+            place.sizes.append((size, root))
     return [inputs, outputs, *places[1:]] if fronts else []
 
 
@@ -199,11 +175,9 @@ def _roles_in(use: Use) -> Iterator[tuple[str, Weights]]:
 # --- pairs ----------------------------------------------------------------------------------------
 
 
-def _pairs(
-    a: list[_Place], b: list[_Place], sizes: tuple[Mapping[str, int], Mapping[str, int]]
-) -> dict[_Place, _Place]:
+def _pairs(a: list[_Place], b: list[_Place]) -> dict[_Place, _Place]:
     """Returns the places of two programs that are the only ones like that beside another pair."""
-    looks = [_looks(a, sizes[0]), _looks(b, sizes[1])]
+    looks = _looks(a), _looks(b)
     twins = {a[0]: b[0], a[1]: b[1]}
     taken = {*b[:2]}
     depth = _DEPTH
@@ -228,40 +202,29 @@ def _pairs(
     return twins
 
 
-def _wholes(
-    twins: Mapping[_Place, _Place], sizes: tuple[Mapping[str, int], Mapping[str, int]]
-) -> Iterator[tuple[_Place, list[_Place]]]:
+def _wholes(twins: Mapping[_Place, _Place]) -> Iterator[tuple[_Place, list[_Place]]]:
     """Yields the places beside a pair that stand for several of the other program."""
     taken = {*twins.values()}
     for a, b in twins.items():
         free = [place for place in a.after if place not in twins]
         left = [place for place in b.after if place not in taken]
-        for whole, parts, own, others in ((free, left, *sizes), (left, free, *sizes[::-1])):
-            kinds = {place.kind for place in (*whole, *parts)}
-            if len(whole) == 1 < len(parts) and len(kinds) == 1:
-                total = sum(others[name] for place in parts for name in place.weights)
-                if sum(own[name] for name in whole[0].weights) == total:
-                    yield whole[0], parts
-                    biases = [p for part in parts for p in part.after if p.kind == "term"]
-                    of_whole = [p for p in whole[0].after if p.kind == "term"]
-                    if len(of_whole) == 1 and len(biases) == len(parts):
-                        yield of_whole[0], biases
+        for wholes, parts in ((free, left), (left, free)):
+            sizes = [sum(n for p in places for n, _ in p.sizes) for places in (wholes, parts)]
+            alike = len({place.kind for place in (*wholes, *parts)}) == 1
+            if len(wholes) == 1 < len(parts) and alike and sizes[0] == sizes[1]:
+                yield wholes[0], parts
+                biases = [p for part in parts for p in part.after if p.kind == "term"]
+                of_whole = [p for p in wholes[0].after if p.kind == "term"]
+                if len(of_whole) == 1 and len(biases) == len(parts):
+                    yield of_whole[0], biases
 
 
-def _looks(places: list[_Place], sizes: Mapping[str, int]) -> list[dict[_Place, int]]:
+def _looks(places: list[_Place]) -> list[dict[_Place, int]]:
     """Returns numbers that say what is around each place, up to each distance."""
-    found = [
-        {
-            place: hash((
-                place.kind,
-                tuple(sorted((sizes[name], root) for name, root in place.weights.items())),
-            ))
-            for place in places
-        }
-    ]  # fmt: skip
+    looks = [{p: hash((p.kind, tuple(sorted(p.sizes)))) for p in places}]
     for _ in range(_DEPTH):
-        last = found[-1]
-        found.append({
+        last = looks[-1]
+        looks.append({
             place: hash((
                 last[place],
                 tuple(sorted((bent, last[other]) for other, bent in place.before.items())),
@@ -269,4 +232,4 @@ def _looks(places: list[_Place], sizes: Mapping[str, int]) -> list[dict[_Place, 
             ))
             for place in places
         })  # fmt: skip
-    return found
+    return looks

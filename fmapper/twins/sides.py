@@ -22,32 +22,18 @@ _RANDOM = ("RngStream", "RngKey", "RngCount", "Rngs")
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """An array of a side.
+    """An array of a side."""
 
-    Attributes:
-        name: Its name, as `state` gives it.
-        shape: Its shape.
-        dtype: Its dtype, by name.
-        value: The array itself.
-        layer: The class of a library that it is a field of, as `torch.Linear`; empty if there is
-            none.
-        layout: Where that has its outputs; see `Models.weight_layouts`.
-        trained: Whether training changes it; True where that is not known.
-        tied_to: The first name of the same array; empty if that is this one.
-        random: It is the state of a random generator, and no weight.
-        transient: Checkpoints of its framework leave it out.
-    """
-
-    name: str
+    name: str  # as `state` gives it
     shape: tuple[int, ...]
     dtype: str
-    value: Any
-    layer: str = ""
-    layout: str = ""
-    trained: bool = True
-    tied_to: str = ""
-    random: bool = False
-    transient: bool = False
+    value: Any  # the array itself
+    layer: str = ""  # the class of a library that it is a field of, as `torch.Linear`
+    layout: str = ""  # where that has its outputs; see `Models.weight_layouts`
+    trained: bool = True  # training changes it, or that is not known
+    tied_to: str = ""  # the first name of the same array; empty if that is this one
+    random: bool = False  # it is the state of a random generator, and no weight
+    transient: bool = False  # checkpoints of its framework leave it out
 
     @property
     def is_abstract(self) -> bool:
@@ -71,20 +57,12 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A model or state.
+    """A model or state."""
 
-    Attributes:
-        tree: The model, or the arrays by name.
-        label: What messages call it.
-        entries: Its arrays by name, those that are tied under each name.
-        rules: For a folder of the Hub, the rules that make the arrays of its class of those of the
-            folder, which transformers has.
-        stored: The arrays of that folder.
-    """
-
-    tree: Any
-    label: str
-    entries: Mapping[str, Entry]
+    tree: Any  # the model, or the arrays by name
+    label: str  # what messages call it
+    entries: Mapping[str, Entry]  # by name, those that are tied under each name
+    # For a folder of the Hub, its arrays, and the rules that make those of its class of them.
     rules: Rules | None = None
     stored: Mapping[str, Any] | None = None
 

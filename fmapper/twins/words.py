@@ -10,12 +10,13 @@ from typing import NamedTuple
 _PART = re.compile(r"\d+(?![A-Za-z])|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+[A-Za-z]*")
 
 # What the last part of a name says that the array is.
-_LEAVES = {
+_LEAF_WORDS = {
     "weight": "weight weights kernel w scale gamma embedding embeddings table",
     "bias": "bias biases b beta offset",
     "mean": "mean",
     "var": "var variance",
 }
+_LEAVES = {word: leaf for leaf, words in _LEAF_WORDS.items() for word in words.split()}
 # Words that say nothing of their own, as most parts have them.
 _NOISE_TEXT = (
     "model models module modules base transformer network net params param parameter parameters "
@@ -77,30 +78,15 @@ _EXCLUSIVE = tuple(
 _MIXED = frozenset({"mlp", "attn"})  # unless of a norm, which may be named for what is before it
 
 
-def _reverse() -> dict[tuple[str, ...], tuple[str, ...]]:
-    found = {}
-    for canonical, names in _SYNONYMS.items():
-        for name in names.split():
-            key = tuple(_split(name))
-            found[key] = tuple(canonical.split())
-    return found
-
-
 def _split(text: str) -> list[str]:
     return [part.lower() for part in _PART.findall(text)]
 
 
 class Words(NamedTuple):
-    """The canonical words of a name.
+    """The canonical words of a name."""
 
-    Attributes:
-        leaf: What the array is of its layer: `weight`, `bias`, `mean`, `var`; empty if the name
-            does not say.
-        path: The canonical words of the path, without those that say nothing.
-    """
-
-    leaf: str
-    path: frozenset[str]
+    leaf: str  # what the array is of its layer: `weight`, `bias`, `mean`, `var`; or empty
+    path: frozenset[str]  # without those that say nothing
 
     def all(self) -> frozenset[str]:
         """Returns all words."""
@@ -130,12 +116,11 @@ def words_of(name: str, ndim: int = 1) -> Words:
     parts = [_split(part) for part in re.split(r"[./]", name)]
     leaf = ""
     last = parts[-1]
-    leaves = {word: kind for kind, words in _LEAVES.items() for word in words.split()}
-    at = next((i for i in reversed(range(len(last))) if last[i] in leaves), None)
+    at = next((i for i in reversed(range(len(last))) if last[i] in _LEAVES), None)
     if ndim > 1 and at is not None and last[at] == "b":
         at = None
     if at is not None and (last[at] not in ("embedding", "embeddings") or len(last) == 1):
-        leaf = leaves[last[at]]
+        leaf = _LEAVES[last[at]]
         last = last[:at] + last[at + 1 :]
     found = {word for part in [*parts[:-1], last] for word in _canonical(part)}
     if "mlp" in found and "attn" not in found:
@@ -174,4 +159,8 @@ def _canonical(part: list[str]) -> Iterator[str]:
 
 @cache
 def _table() -> dict[tuple[str, ...], tuple[str, ...]]:
-    return _reverse()
+    return {
+        tuple(_split(name)): tuple(canonical.split())
+        for canonical, names in _SYNONYMS.items()
+        for name in names.split()
+    }

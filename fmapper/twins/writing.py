@@ -11,7 +11,6 @@ from fmapper.tree.pattern import Pattern
 from fmapper.twins.groups import Group, Index
 from fmapper.twins.layouts import Layout, Steps
 from fmapper.twins.matches import Decision, Match, Option
-from fmapper.twins.sides import Entry
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rule import Rule
@@ -30,11 +29,11 @@ def rules_of(
     """Returns the rules for the arrays of a source, which make those of the target of them.
 
     Args:
-        decisions: What becomes what.
+        decisions: The pairs.
         tied: Second names of arrays of the source -> the first, which is used.
         dropped: Names of the source that nothing takes.
         ties: Second names of arrays of the target -> the first.
-        prefix: What is put before all names of the source first, so that none is one of the target.
+        prefix: A prefix for all names of the source, so that none is one of the target.
     """
     from fmapper.checkpoints.rules.naming import Drop, Rename, Tie
     from fmapper.checkpoints.rules.rules import Rules
@@ -53,23 +52,19 @@ def rules_of(
         writer = backward if match.back else forward
         if len(match.many) > 1 or match.over:
             writer.join(match, option)
-        else:
-            writer.change(match, 0, option)
-            renames.update(_names(match, prefix))
-    changed = {old: new for old, new in renames.items() if old != new}
+            continue
+        writer.change(match, 0, option)
+        for (many,), one in _patterns(match.many, (), match.one):
+            old, new = (one, many) if match.back else (many, one)
+            if prefix + old != new:
+                renames[prefix + old] = new
     return Rules([
         *first,
         *forward.rules(),
         *Rules(backward.rules()).inverse(),
-        *([Rename(changed)] if changed else []),
+        *([Rename(renames)] if renames else []),
         *(Tie(Pattern.escape(of), Pattern.escape(name)) for name, of in ties.items()),
     ])  # fmt: skip
-
-
-def _names(match: Match, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yields old and new names, as patterns, of arrays that are matched one by one."""
-    for (many,), one in _patterns(match.many, (), match.one):
-        yield (prefix + one, many) if match.back else (prefix + many, one)
 
 
 def _patterns(
@@ -79,12 +74,16 @@ def _patterns(
 
     Numbers that stand in both are captures, and so are those that are stacked.
     """
-    columns = [[*dict.fromkeys(_rest(index, over) for index in g.members)] for g in groups]
+    columns = [
+        [*dict.fromkeys(tuple(n for at, n in enumerate(i) if at not in over) for i in g.members)]
+        for g in groups
+    ]
     captures = _captures([tuple(index[slot] for slot in over) for index in groups[0].members])
     inner = dict(zip(over, captures, strict=True))
     keys = [*one.members]
-    ranges = _captures(keys, _LETTERS[len(over) :])
-    if all(column == keys for column in columns) and len(keys) == _count(keys):
+    sizes = (max(column) - min(column) + 1 for column in zip(*keys, strict=True))
+    if all(column == keys for column in columns) and len(keys) == math.prod(sizes):
+        ranges = _captures(keys, _LETTERS[len(over) :])
         yield [_fill(group, inner, ranges) for group in groups], _fill(one, {}, ranges)
         return
     for numbers, index in zip(zip(*columns, strict=True), keys, strict=True):
@@ -96,15 +95,6 @@ def _captures(keys: Sequence[Index], letters: str = _LETTERS) -> list[str]:
     """Returns a capture for each number, with its range."""
     columns = zip(letters, zip(*keys, strict=True), strict=False)
     return [f"{{{letter}:{min(column)}-{max(column)}}}" for letter, column in columns]
-
-
-def _count(keys: Sequence[Index]) -> int:
-    """Returns how many keys there are in the ranges of some."""
-    return math.prod(max(column) - min(column) + 1 for column in zip(*keys, strict=True))
-
-
-def _rest(index: Index, over: tuple[int, ...]) -> Index:
-    return tuple(number for slot, number in enumerate(index) if slot not in over)
 
 
 def _fill(group: Group, captures: Mapping[int, str], rest: Sequence[str]) -> str:
@@ -139,20 +129,19 @@ class _Writer:
     def change(self, match: Match, at: int, option: Option, more: Steps = ()) -> None:
         """Adds the layouts of the arrays of a group, followed by further steps."""
         group, known = match.many[at], option.layouts[at]
-        by_steps: dict[Steps, list[Entry]] = {}
+        by_steps: dict[Steps, list[str]] = {}
         for parts, entry in match.rows():
             for part in parts[at]:
                 steps = (*known[part.shape, entry.shape].steps, *more)
-                by_steps.setdefault(steps, []).append(part)
-        for steps, entries in by_steps.items():
-            names = [Pattern.escape(e.name) for e in entries]
-            if len(by_steps) == 1:
-                names = [many[0] for many, _ in _patterns([group], (), group)]
-            names = names if match.back else [self._prefix + name for name in names]
+                by_steps.setdefault(steps, []).append(Pattern.escape(part.name))
+        patterns = [many[0] for many, _ in _patterns([group], (), group)]
+        prefix = "" if match.back else self._prefix
+        for steps, names in by_steps.items():
+            shown = patterns if len(by_steps) == 1 else names
             for level, step in enumerate(steps):
                 while len(self._levels) <= level:
                     self._levels.append({})
-                self._levels[level].setdefault(step, []).extend(names)
+                self._levels[level].setdefault(step, []).extend(prefix + name for name in shown)
 
     def join(self, match: Match, option: Option) -> None:
         """Adds the rules for arrays that become parts of one, or numbers that become dimensions."""
