@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from fmapper.checkpoints.rules.rule import Rule
+from fmapper.checkpoints.lazy import LazyArray, concatenate
 
 Shape: TypeAlias = tuple[int, ...]
 # `("transpose", axes)`, `("reshape", shape, shape before)`, `("blocks", order, axis)` or
@@ -24,27 +23,37 @@ _MOST_AXES = 5
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A change of layout as steps, each for a rule."""
+    """A change of layout as steps."""
 
     steps: Steps = ()
     certain: bool = False  # the classes of both layers say so, or nothing else fits
 
-    def rules(self, names: Sequence[str]) -> Iterator[Rule]:
-        """Yields the rules for arrays of these names."""
-        from fmapper.checkpoints.rules.arithmetic import Offset
-        from fmapper.checkpoints.rules.joining import Concatenate, Split
-        from fmapper.checkpoints.rules.layout import Reshape, Transpose
+    def apply(self, array: LazyArray) -> LazyArray:
+        """Changes an array."""
+        for kind, value, *rest in self.steps:
+            if kind == "transpose":
+                array = array.transpose(value)
+            elif kind == "reshape":
+                array = array.reshape(value)
+            elif kind == "offset":
+                array = array.plus(value)
+            else:  # equal parts in another order
+                parts = array.split(len(value), *rest)
+                array = concatenate([parts[at] for at in value], *rest)
+        return array
 
-        kinds: dict[str, Any] = {"transpose": Transpose, "reshape": Reshape, "offset": Offset}
-        for kind, *values in self.steps:
-            if kind in kinds:
-                yield kinds[kind](tuple(names) if len(names) > 1 else names[0], *values)
-                continue
-            order, axis = values
-            for name in names:  # equal parts in another order
-                parts = [f"{name}.part{at}" for at in range(len(order))]
-                yield Split(name, parts, axis)
-                yield Concatenate([parts[at] for at in order], name, axis)
+    def inverse(self) -> Layout:
+        """Returns the way back."""
+        steps: list[tuple[Any, ...]] = []
+        for kind, *values in reversed(self.steps):
+            if kind == "reshape":
+                steps.append((kind, *reversed(values)))
+            elif kind == "offset":
+                steps.append((kind, -values[0]))
+            else:
+                order, *rest = values
+                steps.append((kind, tuple(map(order.index, range(len(order)))), *rest))
+        return Layout(tuple(steps), self.certain)
 
     @property
     def kind(self) -> object:
@@ -87,25 +96,17 @@ def _by_convention(a: str, b: str, shape: Shape, wanted: Shape) -> Steps | None:
     if a == b:
         steps = _reshape(shape, wanted)
         return steps if shape == wanted or _is_regrouping(shape, wanted) else None
+    if len(shape) < 2:
+        return None
     if a == LAST:
         back = _by_convention(b, a, wanted, shape)
-        return None if back is None else _inverse(back)
+        return None if back is None else Layout(back).inverse().steps
     axes = (*range(2, len(shape)), 1, 0)
     turned = _permute(shape, axes)
     folds = len(shape) == 2 < len(wanted) and _is_regrouping(turned, wanted)  # heads
     if turned != wanted and not folds:
         return None
     return (("transpose", axes), *_reshape(turned, wanted))
-
-
-def _inverse(steps: Steps) -> Steps:
-    """Returns the steps back for transposes and reshapes."""
-    return tuple(
-        (kind, tuple(sorted(range(len(values[0])), key=values[0].__getitem__)))
-        if kind == "transpose"
-        else (kind, *reversed(values))
-        for kind, *values in reversed(steps)
-    )
 
 
 def _reshape(shape: Shape, wanted: Shape) -> Steps:
@@ -156,7 +157,7 @@ def _options(shape: Shape, wanted: Shape) -> Iterator[tuple[Steps, bool]]:
                 steps = (*_reshape(shape, before), *_transpose(axes))
                 yield steps, _keeps(owners, axes)
     else:
-        yield from ((_inverse(steps), usual) for steps, usual in _options(wanted, shape))
+        yield from ((Layout(x).inverse().steps, usual) for x, usual in _options(wanted, shape))
 
 
 def _keeps(owners: Sequence[int], axes: Sequence[int]) -> bool:

@@ -8,7 +8,6 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.dtypes import is_inexact
-from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import TransferError
 from fmapper.tree.pattern import Pattern, pattern
 from fmapper.twins.matches import Decision
@@ -52,12 +51,10 @@ def zeros(b: Side, keep: Sequence[str]) -> dict[str, Any]:
     """
     import numpy as np
 
-    from fmapper.files.dtypes import numpy_dtype
-
     return {
         entry.name: np.zeros((*entry.shape, _WORDS[entry.dtype]), np.uint32)
         if entry.dtype in _WORDS
-        else np.zeros(entry.shape, numpy_dtype(entry.dtype))
+        else entry.lazy()
         for entry in b.entries.values()
         if entry.is_abstract and is_free(entry) and not is_kept(entry, keep)
     }
@@ -67,13 +64,9 @@ def has_nan(entry: Entry) -> bool:
     """Returns whether an array has values that are not numbers."""
     import numpy as np
 
-    from fmapper.moves.mover import to_numpy
-
     if entry.is_abstract or entry.tied_to or not is_inexact(entry.dtype):
         return False
-    value = entry.value
-    array = value.read() if isinstance(value, LazyArray) else to_numpy(value, copy=None)
-    return bool(np.isnan(array).any())
+    return bool(np.isnan(entry.lazy().read()).any())
 
 
 def ties_of(
@@ -115,21 +108,13 @@ def _equal(a: Entry, b: Entry) -> bool:
 
 
 class Variant(NamedTuple):
-    """Both sides where one has what the other lacks.
-
-    Attributes:
-        a: The source.
-        b: The target.
-        first: The rules that make the arrays of that source.
-        last: The rules that make those of the target of those of that target.
-        unsure: The name of an array that only outputs can settle.
-    """
+    """Both sides, where one has what the other lacks."""
 
     a: Side
     b: Side
-    first: Rules
-    last: Rules
-    unsure: str = ""
+    first: Rules  # that make the arrays of the source those of `a`
+    last: Rules  # that make the arrays of `b` those of the target
+    unsure: str = ""  # the name of an array that only outputs can settle
 
 
 def variants(a: Side, b: Side) -> Iterator[Variant]:

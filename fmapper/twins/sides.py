@@ -48,11 +48,19 @@ class Entry:
         from fmapper.checkpoints.save import as_lazy
         from fmapper.files.dtypes import numpy_dtype
 
-        if isinstance(self.value, LazyArray):
-            return self.value
-        if self.is_abstract:
+        if not isinstance(self.value, LazyArray) and self.is_abstract:
             return LazyArray.full(self.shape, 0, numpy_dtype(self.dtype))
         return as_lazy(self.name, self.value)
+
+    def cast(self, array: Any) -> Any:
+        """Returns an array for this place, a lazy one in its dtype if both are inexact."""
+        from fmapper.backends.dtypes import is_inexact
+        from fmapper.checkpoints.lazy import LazyArray
+
+        if not isinstance(array, LazyArray) or array.dtype.name == self.dtype:
+            return array
+        both = is_inexact(array.dtype.name) and is_inexact(self.dtype)
+        return array.astype(self.dtype, self.name) if both else array
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +107,7 @@ class Side:
 
         check_constants(self.tree)
         own, back = weights_of(self.tree) or (self.tree, lambda filled: filled)
-        cast = {name: _in_dtype(array, self.entries[name]) for name, array in arrays.items()}
+        cast = {name: self.entries[name].cast(array) for name, array in arrays.items()}
         return back(fill(own, cast, strict=strict, place=place_as_before))
 
 
@@ -113,16 +121,6 @@ def framework_of(model: Any) -> Models | None:
     if known is not None or not isinstance(model, tuple):
         return known
     return next((one for one in adapters(Models) if one.is_callable_model(model)), None)
-
-
-def _in_dtype(array: Any, entry: Entry) -> Any:
-    from fmapper.backends.dtypes import is_inexact
-    from fmapper.checkpoints.lazy import LazyArray
-
-    if not isinstance(array, LazyArray) or array.dtype.name == entry.dtype:
-        return array
-    both = is_inexact(array.dtype.name) and is_inexact(entry.dtype)
-    return array.astype(entry.dtype, entry.name) if both else array
 
 
 def read_side(x: Any, role: str, *, classes: bool = True) -> Side:
@@ -143,17 +141,17 @@ def read_side(x: Any, role: str, *, classes: bool = True) -> Side:
     label = f"the {role}"
     if isinstance(x, str | os.PathLike):
         label = str(x)
-        found = _read_folder(Path(x), label) if classes else None
-        if found is not None:
-            return found
+        model = _read_folder(Path(x), label) if classes else None
+        if model is not None:
+            return model
         x = load(x)
-    arrays, find = _arrays_of(x)
-    if not arrays:
+    entries = _entries_of(x)
+    if not entries:
         raise TransferError(
             f"{label} holds no arrays: {type(x).__name__}. Pass a model, a Linen module with its "
             "variables as a pair, a dict of arrays, or the path of a checkpoint."
         )
-    return Side(x, label, find)
+    return Side(x, label, entries)
 
 
 def _read_folder(path: Path, label: str) -> Side | None:
@@ -168,58 +166,48 @@ def _read_folder(path: Path, label: str) -> Side | None:
         return None
     stored = {name: x for name, x in load(path).items() if isinstance(x, LazyArray)}
     try:
-        found = find_pretrained(path, None, stored)
+        pretrained = find_pretrained(path, None, stored)
     except CheckpointError:  # a class that is not known here: the arrays alone
         return None
-    if found.quantization is not None:
+    if pretrained.quantization is not None:
         return None
-    rules = found.rules(stored)
+    rules = pretrained.rules(stored)
     made = rules.apply(stored)
-    known = _arrays_of(found.model)[1]
     entries = {
         name: replace(entry, value=made[entry.tied_to if name not in made else name])
-        for name, entry in known.items()
+        for name, entry in _entries_of(pretrained.model).items()
         if name in made or entry.tied_to in made
     }
-    if {*made} - {*entries}:
-        return None
-    return Side(found.model, label, entries, rules, stored)
+    return None if {*made} - {*entries} else Side(pretrained.model, label, entries, rules, stored)
 
 
-def _arrays_of(x: Any) -> tuple[dict[str, Any], dict[str, Entry]]:
+def _entries_of(x: Any) -> dict[str, Entry]:
     from fmapper.backends.discovery import owner_of
     from fmapper.checkpoints.lazy import LazyArray
-    from fmapper.states.state import identity_of, named_arrays, weights_of
+    from fmapper.states.state import arrays_by_name, identity_of
     from fmapper.states.transient import transient_in
     from fmapper.transforms.trainable import Trained
 
-    of_model = weights_of(x)
-    if of_model is not None:
-        arrays = of_model[0]
-    else:
-        arrays = {name: array for name, (_, array) in named_arrays(x).items()}
     layer_of, trained, transient = _layers(x), Trained(x, strict=False), transient_in(x)
     first: dict[Any, str] = {}
     entries = {}
-    for name, array in arrays.items():
+    for name, array in arrays_by_name(x).items():
         adapter = owner_of(array)
-        identity = identity_of(name, array)
+        same = first.setdefault(identity_of(name, array), name)
         layer, layout = layer_of(name)
-        if not layer:
-            layout = _FIELDS.get(name.rpartition(".")[2], "")
         entries[name] = Entry(
             name,
             tuple(adapter.shape(array)),
             adapter.dtype(array),
             array,
             layer,
-            layout,
+            layout if layer else _FIELDS.get(name.rpartition(".")[2], ""),
             isinstance(array, LazyArray) or array in trained,
-            "" if first.setdefault(identity, name) == name else first[identity],
+            "" if same == name else same,
             layer.rpartition(".")[2] in _RANDOM or bool(adapter.stays(array)),
             id(array) in transient,
         )
-    return arrays, entries
+    return entries
 
 
 def _layers(tree: Any) -> Callable[[str], tuple[str, str]]:

@@ -12,6 +12,7 @@ from fmapper.errors import CheckpointError, TransferError
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 from fmapper.twins.assign import assign
+from fmapper.twins.guesses import guesses
 from fmapper.twins.matches import FUNCTION, ROLE, Decision
 from fmapper.twins.one_sided import (
     Variant,
@@ -34,12 +35,14 @@ from fmapper.twins.report import (
     no_counterpart,
     some,
 )
+from fmapper.twins.roles import Roles, roles_of
+from fmapper.twins.search import Search
 from fmapper.twins.sides import Side, framework_of, read_side
-from fmapper.twins.writing import rules_of
+from fmapper.twins.writing import make, rules_of
 
 if TYPE_CHECKING:
+    from fmapper.checkpoints.lazy import LazyArray
     from fmapper.checkpoints.rules.rules import Rules
-    from fmapper.twins.roles import Roles
 
 T = TypeVar("T")
 
@@ -199,44 +202,33 @@ class _Plan:
     dropped: list[str]  # names of the source that nothing takes
     ties: dict[str, str]  # second names of arrays of the target -> the first
 
-    def apply(
-        self, decisions: Sequence[Decision], arrays: Mapping[str, Any]
-    ) -> tuple[Rules, dict[str, Any]]:
-        """Returns the rules for decisions, and what they make of the arrays of a source.
+    def make(
+        self, decisions: Sequence[Decision], arrays: Mapping[str, LazyArray]
+    ) -> dict[str, LazyArray]:
+        """Makes the arrays of the target of those that the first rules give."""
+        made = make(decisions, arrays)
+        return self.sides.last.apply(made | {name: made[of] for name, of in self.ties.items()})
 
-        Raises:
-            TransferError: They do not give what the target has.
-        """
-        from fmapper.checkpoints.rules.rules import Rules
-
-        wanted = {entry.name: entry.shape for d in decisions for entry in d.match.filled}
-        wanted |= {name: wanted[first] for name, first in self.ties.items()}
-        problem: Exception | None = None
-        for prefix in ("", "source."):
-            rules = rules_of(decisions, self.tied, self.dropped, self.ties, prefix)
-            try:
-                made = rules.apply(arrays)
-            except CheckpointError as error:  # a name of the target is one of the source, too
-                problem = error
-                continue
-            if {name: tuple(array.shape) for name, array in made.items()} == wanted:
-                last = Rules(self.sides.last)
-                return self.sides.first + rules + last, last.apply(made)
-        raise TransferError(f"the rules that were found do not fit both sides: {problem}")
+    @property
+    def rules(self) -> Rules:
+        """The rules for all decisions."""
+        rules = rules_of(self.decisions, self.tied, self.dropped, self.ties)
+        return self.sides.first + rules + self.sides.last
 
 
 def _search(
     a: Side, b: Side, keep: Sequence[str], given: tuple[Model, Model] | None
 ) -> TransferReport:
-    models, roles = given, None
+    models, roles, proved = given, None, False
     if a.callable and b.callable:
         with step("recording what uses the arrays of both models"):
-            models, roles = _roles(a, b, given)
-    plan, proved = _find(a, b, keep, roles), False
+            tries = ((x, roles_of(*x)) for x in (guesses(a, b) if given is None else [given]))
+            models, roles = next((known for known in tries if known[1]), (given, None))
+    plan = _find(a, b, keep, roles)
     if models is not None:
         with step("comparing what both models compute"):
             proved = _prove(plan, models, roles, guessed=given is None)
-    rules, _ = plan.apply(plan.decisions, plan.sides.first.apply(a.outline))
+    rules = plan.rules
     if a.callable and b.callable and not _is_same_class(a, b):
         _doubt_single_witnesses(plan.decisions)
     unsure = [decision for decision in plan.decisions if not decision.settled]
@@ -244,20 +236,6 @@ def _search(
         raise ambiguous(unsure, plan.decisions)
     arrays = tuple(map(describe, plan.decisions))
     return TransferReport(rules, arrays, tuple(plan.dropped), tuple(plan.kept), proved)
-
-
-def _roles(
-    a: Side, b: Side, given: tuple[Model, Model] | None
-) -> tuple[tuple[Model, Model] | None, Roles | None]:
-    """Returns the roles of the arrays, and the models with the inputs that these are read with."""
-    from fmapper.twins.guesses import guesses
-    from fmapper.twins.roles import roles_of
-
-    for models in guesses(a, b) if given is None else [given]:
-        roles = roles_of(*models)
-        if roles is not None:
-            return models, roles
-    return given, None
 
 
 def _prove(plan: _Plan, models: tuple[Model, Model], roles: Roles | None, *, guessed: bool) -> bool:
@@ -269,25 +247,20 @@ def _prove(plan: _Plan, models: tuple[Model, Model], roles: Roles | None, *, gue
     Raises:
         TransferError: They differ, or cannot be compared on inputs that were given.
     """
-    from fmapper.twins.search import Search
-
     before = [replace(decision) for decision in plan.decisions]
     try:
         proof = Proof(*models, plan.dropped, plan.tied)
         arrays = plan.sides.first.apply(models[0].side.outline | proof.arrays)
-        problem = Search(
-            proof, plan.decisions, arrays, lambda *chosen: plan.apply(*chosen)[1], roles
-        ).run()
+        search = Search(proof, plan.decisions, arrays, plan.make, roles)
+        problem = search.run()
     except IncomparableError:  # models that take something else
         if not guessed:
             raise
         plan.decisions[:] = before
         return False
-    if problem and guessed:
-        problem += ". They were called with inputs that fit their shapes: if they take others, "
-        problem += "pass example_inputs="
     if problem:
-        raise TransferError(problem)
+        hint = ". They were called with inputs that fit their shapes: if they take others, pass "
+        raise TransferError(problem + (f"{hint}example_inputs=" if guessed else ""))
     return True
 
 

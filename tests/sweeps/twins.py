@@ -110,7 +110,7 @@ def seconds_to_plan(arrays: int) -> float:
     state, target = {}, {}
     for i in range(layers):
         for at, kind in enumerate(names):
-            shape = (2 + at, 3)
+            shape = (4 + at, 3)
             state[f"model.layers.{i}.{kind}.weight"] = np.zeros(shape, np.float32)
             state[f"model.layers.{i}.{kind}.bias"] = np.zeros(shape[0], np.float32)
             target[f"blocks.{i}.{names[kind]}.weight"] = torch.empty(shape, device="meta")
