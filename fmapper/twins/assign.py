@@ -19,8 +19,8 @@ from fmapper.twins.words import PLACES
 if TYPE_CHECKING:
     from fmapper.twins.roles import Roles
 
-# By counts and sizes: the groups that have these, and over which numbers they are stacked then.
-_Index: TypeAlias = dict[tuple[int, tuple[int, ...]], list[tuple[Group, tuple[int, ...]]]]
+# By sizes: the groups that have these, and over which numbers they are stacked then.
+_Index: TypeAlias = dict[tuple[int, ...], list[tuple[Group, tuple[int, ...]]]]
 
 FEW = 32  # numbers that may each be something else, rather than layers
 

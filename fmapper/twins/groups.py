@@ -27,7 +27,7 @@ class Group:
     pieces: tuple[str, ...]  # the texts of the name around its numbers
     members: Mapping[Index, Entry]
 
-    @cached_property
+    @property
     def slots(self) -> int:
         """The number of numbers in the name."""
         return len(self.pieces) - 1
@@ -76,15 +76,13 @@ class Group:
             yield Group((*self.pieces[:slot], joined, *self.pieces[slot + 2 :]), members)
 
     @cached_property
-    def keys(self) -> list[tuple[tuple[int, tuple[int, ...]], tuple[int, ...]]]:
-        """The counts and sizes that this has stacked, or as it is, and over which numbers."""
+    def keys(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The sizes that this has stacked, or as it is, and over which numbers."""
+        rests = ((self.without(over), over) for over in self.removals())
         return [
-            (
-                (len(rest), tuple(sum(math.prod(e.shape) for e in part) for part in rest.values())),
-                over,
-            )
-            for over in self.removals()
-            if (rest := self.without(over)) is not None
+            (tuple(sum(math.prod(e.shape) for e in part) for part in rest.values()), over)
+            for rest, over in rests
+            if rest is not None
         ]
 
     def without(self, slots: tuple[int, ...]) -> dict[Index, list[Entry]] | None:

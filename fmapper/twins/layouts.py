@@ -72,11 +72,7 @@ def _say(value: object) -> str:
 def layouts(shape: Shape, wanted: Shape, a: str = "", b: str = "") -> tuple[Layout, ...]:
     """Returns the layouts by which an array of a shape can become one of another, the best first.
 
-    Args:
-        shape: The shape.
-        wanted: The wanted shape.
-        a: Where the layer that has the shape has its outputs.
-        b: The same of the layer that has the wanted shape.
+    The layers of both may say where they have their outputs.
     """
     if math.prod(shape) != math.prod(wanted) or max(len(shape), len(wanted)) > _MOST_AXES:
         return ()
@@ -85,9 +81,9 @@ def layouts(shape: Shape, wanted: Shape, a: str = "", b: str = "") -> tuple[Layo
     known = _by_convention(a, b, shape, wanted)
     if known is not None:
         return (Layout(known, certain=True),)
-    found = sorted(_options(shape, wanted), key=lambda option: not option[1])
-    usual = sum(is_usual for _, is_usual in found)
-    return tuple(Layout(steps, certain=usual == 1 and is_usual) for steps, is_usual in found)
+    options = sorted(_options(shape, wanted), key=lambda option: not option[1])
+    usual = sum(is_usual for _, is_usual in options)
+    return tuple(Layout(steps, certain=usual == 1 and is_usual) for steps, is_usual in options)
 
 
 def _by_convention(a: str, b: str, shape: Shape, wanted: Shape) -> Steps | None:
@@ -140,11 +136,9 @@ def _options(shape: Shape, wanted: Shape) -> Iterator[tuple[Steps, bool]]:
     Dimensions are permuted after they are split, or before they are merged.
     """
     if len(shape) == len(wanted):
-        turned = [
-            axes for axes in permutations(range(len(shape))) if _permute(shape, axes) == wanted
-        ]
-        usual = [axes for axes in dict.fromkeys(_usual(len(shape))) if axes in turned]
-        yield from ((_transpose(axes), True) for axes in usual or turned)
+        every = (*dict.fromkeys(_usual(len(shape))),), (*permutations(range(len(shape))),)
+        fitting = [[axes for axes in of if _permute(shape, axes) == wanted] for of in every]
+        yield from ((_transpose(axes), True) for axes in fitting[0] or fitting[1])
     elif 1 in (*shape, *wanted):
         core, wanted_core = (tuple(n for n in sizes if n > 1) for sizes in (shape, wanted))
         for steps, is_usual in _options(core, wanted_core):

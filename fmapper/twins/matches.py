@@ -130,12 +130,7 @@ def match_of(
 ) -> Match | None:
     """Returns how groups can become another of as many elements; None if they cannot.
 
-    Args:
-        groups: The groups, of which several are joined.
-        one: The other.
-        over: Which numbers of their names are dimensions of the other.
-        back: Whether the other is of the source.
-        classes: Whether the layouts are those of their layers.
+    Several are joined; layouts are those of their layers, unless `classes` says not to ask these.
     """
     if any(("float" in g.entries[0].dtype) != ("float" in one.entries[0].dtype) for g in groups):
         return None
@@ -309,12 +304,8 @@ def orders(size: int, sizes: Container[int], parts: int) -> Iterator[Order]:
 
     Those are the halves of each head that positions rotate, which are neighbours elsewhere; the
     blocks of gates, or of queries with keys and values; the parts of each head, and the heads; and
-    images that are flattened.
-
-    Args:
-        size: The size of the dimension.
-        sizes: The sizes that blocks may have.
-        parts: How many arrays are joined there, which is one of what is exchanged; or 1.
+    images that are flattened. Blocks have some of the sizes; where several arrays are joined, their
+    number is one of what is exchanged.
     """
     exchanges = [
         (outer, inner, size // (outer * inner))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import TransferError
-from fmapper.tree.pattern import Pattern, pattern
+from fmapper.tree.pattern import pattern
 from fmapper.twins.matches import Decision
 from fmapper.twins.sides import Entry, Side
 from fmapper.twins.words import words_of
 
 if TYPE_CHECKING:
-    from fmapper.checkpoints.rules.rule import Rule
-    from fmapper.checkpoints.rules.rules import Rules
+    from fmapper.checkpoints.lazy import LazyArray
+
+Arrays: TypeAlias = "dict[str, LazyArray]"
+Change: TypeAlias = Callable[[Arrays], Arrays]
 
 # Of batch norms in torch: how many batches there were. No other framework counts them.
 _COUNTERS = ("num_batches_tracked",)
@@ -112,95 +114,76 @@ class Variant(NamedTuple):
 
     a: Side
     b: Side
-    first: Rules  # that make the arrays of the source those of `a`
-    last: Rules  # that make the arrays of `b` those of the target
+    first: Change = dict  # makes the arrays of `a` of those of the source
+    last: Change = dict  # makes the arrays of the target of those of `b`
     unsure: str = ""  # the name of an array that only outputs can settle
 
 
 def variants(a: Side, b: Side) -> Iterator[Variant]:
     """Yields both sides as they are, then with one bias in each recurrent layer or rows cut."""
-    from fmapper.checkpoints.rules.rules import Rules
+    yield Variant(a, b)
+    source, target = _with_one_bias(a), _with_one_bias(b)
+    if source is not None:
+        yield Variant(source[0], b, first=source[1])
+    if target is not None:
+        yield Variant(a, target[0], last=target[2])
+    tables = _tables(a, b), _tables(b, a)
+    if tuple(map(len, tables)) == (1, 1):
+        (table,), (other,) = tables
+        more = table.shape[0] - other.shape[0]
+        if more > 0 and table.shape[1] == other.shape[1]:
+            # Some models have rows before that of the first position, which they never look up.
+            cut = replace(table, shape=other.shape)
+            yield Variant(
+                replace(a, entries={**a.entries, table.name: cut}),
+                b,
+                lambda x: {**x, table.name: x[table.name].slice(more, table.shape[0])},
+                unsure=table.name,
+            )
 
-    yield Variant(a, b, Rules(), Rules())
-    source, first, _ = _with_one_bias(a)
-    if first:
-        yield Variant(source, b, Rules(first), Rules())
-    target, _, last = _with_one_bias(b)
-    if last:
-        yield Variant(a, target, Rules(), Rules(last))
-    yield from _with_rows_cut(a, b)
 
-
-def _with_one_bias(side: Side) -> tuple[Side, list[Rule], list[Rule]]:
-    """Returns a side with one bias for the two of each recurrent layer, and the rules both ways.
+def _with_one_bias(side: Side) -> tuple[Side, Change, Change] | None:
+    """Returns a side with one bias for the two of each recurrent layer, the way there, and back.
 
     Both are added in an LSTM. In the last gate of a GRU, another gate multiplies that of the hidden
     state, which stays apart as `bias_hn`. On the way back, zeros are where it was added.
     """
-    from fmapper.checkpoints.rules.arithmetic import Sum
-    from fmapper.checkpoints.rules.joining import Concatenate, Split
-    from fmapper.checkpoints.rules.naming import AddConstant, Drop, Rename, Tie
+    from fmapper.checkpoints.lazy import LazyArray, add, concatenate
 
-    entries = dict(side.entries)
-    there: list[Rule] = []
-    back: list[Rule] = []
+    cells: list[tuple[str, str, str, int]] = []  # names of the biases, size of the hidden state
+    entries: dict[str, Entry] = {}
     for name, entry in side.entries.items():
-        weight = side.entries.get(name.replace("bias_hh", "weight_hh"))
-        inputs = name.replace("bias_hh", "bias_ih")
-        if "bias_hh" not in name or weight is None or inputs not in entries or entry.tied_to:
-            continue
-        (rows, columns), hidden, added = weight.shape, Pattern.escape(name), Pattern.escape(inputs)
+        inputs, kernel = (name.replace("bias_hh", other) for other in ("bias_ih", "weight_hh"))
+        is_hidden = name != kernel and not entry.tied_to and {inputs, kernel} <= {*side.entries}
+        rows, columns = side.entries[kernel].shape if is_hidden else (0, 1)
         if rows not in (columns, 3 * columns, 4 * columns):
+            entries[name] = entry
             continue
-        for second, of in [(n, e.tied_to) for n, e in entries.items() if e.tied_to]:
-            if of in (name, inputs):
-                there.append(Drop(Pattern.escape(second), tied_to=Pattern.escape(of)))
-                back.append(Tie(Pattern.escape(of), Pattern.escape(second)))
-                del entries[second]
-        if rows != 3 * columns:
-            there.append(Sum([added, hidden], added))
-            back.insert(0, AddConstant(hidden, entry.shape, 0.0, entry.dtype))
-            del entries[name]
-            continue
-        last, sizes = name.replace("bias_hh", "bias_hn"), [2 * columns, columns]
-        gates = [f"{added}.gates", f"{hidden}.gates"]
-        there += [
-            Split(added, [gates[0], f"{added}.last"], 0, sizes),
-            Split(hidden, [gates[1], f"{hidden}.last"], 0, sizes),
-            Sum(gates, gates[0]),
-            Concatenate([gates[0], f"{added}.last"], added, 0, sizes),
-            Rename(f"{hidden}.last", Pattern.escape(last)),
-        ]
-        back = [
-            AddConstant(gates[1], [2 * columns], 0.0, entry.dtype),
-            Concatenate([gates[1], Pattern.escape(last)], hidden, 0, sizes),
-            *back,
-        ]
-        apart = replace(entry, name=last, shape=(columns,))
-        entries = dict((last, apart) if n == name else (n, e) for n, e in entries.items())
-    return replace(side, entries=entries), there, back
+        last = name.replace("bias_hh", "bias_hn") if rows == 3 * columns else ""
+        cells.append((inputs, name, last, columns))
+        if last:
+            entries[last] = replace(entry, name=last, shape=(columns,))
 
+    def there(given: Arrays) -> Arrays:
+        arrays = dict(given)
+        for inputs, hidden, last, size in cells:
+            x, y = arrays[inputs], arrays.pop(hidden)
+            if last:
+                (gates, n), (others, arrays[last]) = (z.split([2 * size, size]) for z in (x, y))
+                arrays[inputs] = concatenate([add([gates, others]), n])
+            else:
+                arrays[inputs] = add([x, y])
+        return arrays
 
-def _with_rows_cut(a: Side, b: Side) -> Iterator[Variant]:
-    """Yields the sides without the first rows of a table if a single one of the source has more.
+    def back(given: Arrays) -> Arrays:
+        arrays = dict(given)
+        for inputs, hidden, last, size in cells:
+            x = arrays[inputs]
+            zeros = LazyArray.full((2 * size,) if last else x.shape, 0, x.dtype)
+            arrays[hidden] = concatenate([zeros, arrays.pop(last)]) if last else zeros
+        return arrays
 
-    Some models have rows before that of the first position, which they never look up.
-    """
-    from fmapper.checkpoints.rules.joining import Split
-    from fmapper.checkpoints.rules.naming import Drop
-    from fmapper.checkpoints.rules.rules import Rules
-
-    tables = _tables(a, b), _tables(b, a)
-    if tuple(map(len, tables)) != (1, 1):
-        return
-    (table,), (other,) = tables
-    more = table.shape[0] - other.shape[0]
-    if more > 0 and table.shape[1] == other.shape[1]:
-        text, sizes = Pattern.escape(table.name), [more, other.shape[0]]
-        rules = Rules([Split(text, [f"{text}.unused", text], 0, sizes), Drop(f"{text}.unused")])
-        cut = replace(table, shape=other.shape, value=table.lazy().slice(more, table.shape[0]))
-        source = replace(a, entries={**a.entries, table.name: cut})
-        yield Variant(source, b, rules, Rules(), table.name)
+    return (replace(side, entries=entries), there, back) if cells else None
 
 
 def _tables(side: Side, other: Side) -> list[Entry]:

@@ -42,13 +42,7 @@ class IncomparableError(TransferError):
 
 @dataclass
 class Model:
-    """A side with what it is called with.
-
-    Attributes:
-        side: The model.
-        args: Its inputs by position.
-        kwargs: Its inputs by keyword.
-    """
+    """A side with the inputs that it is called with."""
 
     side: Side
     args: tuple[Any, ...]
@@ -125,12 +119,11 @@ class Model:
         """
         import numpy as np
 
-        counts = [
-            entry
-            for entry in self.side.entries.values()
+        moved = {
+            name: np.asarray(entry.lazy().read() + 1)
+            for name, entry in self.side.entries.items()
             if entry.random and entry.dtype.startswith(("int", "uint")) and not entry.is_abstract
-        ]
-        moved = {entry.name: np.asarray(entry.lazy().read() + 1) for entry in counts}
+        }
         other = replace(self.side, tree=model).fill(moved, strict=False) if moved else model
         if all(map(close, outputs.values(), self.outputs(other, seed=1).values())):
             return
@@ -162,21 +155,13 @@ def close(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
 
 
 class Use(NamedTuple):
-    """An operation that depends on the inputs, or an input.
+    """An operation that depends on the inputs, or an input."""
 
-    Attributes:
-        name: The name of its result.
-        seen: The operation.
-        op: Its name without framework and overload.
-        data: The names of the operands that depend on the inputs; none for an input.
-        weights: The parameters that each of the other operands is made of.
-    """
-
-    name: str
+    name: str  # of its result
     seen: Observation
-    op: str
-    data: list[str]
-    weights: list[Weights]
+    op: str  # without framework and overload
+    data: list[str]  # the operands that depend on the inputs; none for an input
+    weights: list[Weights]  # the parameters that each of the other operands is made of
 
     @property
     def kind(self) -> str:

@@ -42,19 +42,12 @@ class Print(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """The result of a call of the target with the weights of the source.
+    """The result of a call of the target with the weights of the source."""
 
-    Attributes:
-        agrees: Whether the outputs are those of the source.
-        matches: How many operations have results that are some of the source.
-        place: The place of the first operation from which on results differ.
-        weights: The names of the target's weights shortly before such operations.
-    """
-
-    agrees: bool
-    matches: int = 0
-    place: str = ""
-    weights: frozenset[str] = frozenset()
+    agrees: bool  # the outputs are those of the source
+    matches: int = 0  # how many operations have results that are some of the source
+    place: str = ""  # of the first operation from which on results differ
+    weights: frozenset[str] = frozenset()  # of the target, shortly before such operations
 
     @property
     def score(self) -> tuple[bool, int]:
@@ -84,12 +77,12 @@ class Proof:
         from fmapper.checkpoints.lazy import LazyArray
 
         entries = source.side.entries
-        left = {*unused, *tied}
         ties = {name: entry.tied_to for name, entry in entries.items() if entry.tied_to} | {**tied}
+        left = {*unused, *ties}
         self.arrays = {
             name: LazyArray.of(random_values(entry, at))
             for at, (name, entry) in enumerate(entries.items())
-            if is_inexact(entry.dtype) and not (entry.random or name in ties or name in left)
+            if is_inexact(entry.dtype) and not (entry.random or name in left)
         }
         self.arrays |= {name: self.arrays[of] for name, of in ties.items() if of in self.arrays}
         first = {name: x for name, x in self.arrays.items() if not entries[name].tied_to}
@@ -109,18 +102,12 @@ class Proof:
         self._prints: dict[int, list[Print]] = {}
 
     def run(self, arrays: Mapping[str, Any], *, watch: bool = False) -> Trial:
-        """Calls the target with the source's random weights, as rules have made them its own.
-
-        Args:
-            arrays: The weights of the target by name.
-            watch: Whether to compare every operation, too.
-        """
+        """Calls the target with weights, and compares every operation, too, if asked to."""
         model = self._target.side.fill(arrays, strict=False)
         outputs = self._target.outputs(model)
         agrees = self._agree(outputs)
         both = (self._outputs.values(), outputs.values())
-        sizes = [{_size(x) for x in side} for side in both]
-        if not sizes[0] & sizes[1]:
+        if {*map(_size, both[0])}.isdisjoint(map(_size, both[1])):
             shapes = " and ".join(str([x.shape for x in side]) for side in both)
             raise IncomparableError(
                 "the outputs of both models have other shapes, so they cannot be compared: "
@@ -218,19 +205,12 @@ def print_of_values(array: np.ndarray[Any, Any]) -> Print | None:
 
 
 class _Step(NamedTuple):
-    """An operation that depends on the inputs.
-
-    Attributes:
-        place: Where it is.
-        prints: Its results.
-        parents: The numbers of the steps whose results it takes.
-        weights: The weights that it depends on from the last but one product with one.
-    """
+    """An operation that depends on the inputs."""
 
     place: str
-    prints: tuple[Print, ...]
-    parents: frozenset[int]
-    weights: frozenset[str]
+    prints: tuple[Print, ...]  # of its results
+    parents: frozenset[int]  # the numbers of the steps whose results it takes
+    weights: frozenset[str]  # that it depends on from the last but one product with one
 
 
 def _steps(seen: Iterable[Observation], side: Side) -> Iterator[_Step]:

@@ -94,13 +94,8 @@ class TransferReport:
     def rows(self) -> Iterator[tuple[str, str, str, str, str]]:
         """Yields the rows of the table."""
         for one in self.arrays:
-            yield (
-                ", ".join(one.sources),
-                ", ".join(one.targets),
-                one.layout,
-                " ".join(one.witnesses),
-                "yes" if one.sure else "no",
-            )
+            names = (", ".join(names) for names in (one.sources, one.targets))
+            yield (*names, one.layout, " ".join(one.witnesses), "yes" if one.sure else "no")
 
     def __rich__(self) -> RenderableType:
         return table(_HEADINGS, self.rows())

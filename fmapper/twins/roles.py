@@ -43,12 +43,7 @@ class _Place:
 
 
 class Roles:
-    """Which parameters of two models have the same role, as far as their programs tell.
-
-    Args:
-        source: The places of the source.
-        target: The places of the target.
-    """
+    """Which parameters of two models have the same role, as far as their programs tell."""
 
     def __init__(self, source: list[_Place], target: list[_Place]) -> None:
         self._twins: dict[str, set[str]] = defaultdict(set)
@@ -97,10 +92,7 @@ def roles_of(source: Model, target: Model) -> Roles | None:
 
 
 def _places(model: Model) -> list[_Place]:
-    """Returns the places where a model uses its parameters, in order, after its inputs and outputs.
-
-    Empty where it cannot be recorded, or takes something else.
-    """
+    """Returns where a model uses its parameters, after its inputs and outputs; empty if unknown."""
     inputs = _Place("inputs", {}, {})
     places = [inputs]
     fronts: dict[str, dict[_Place, bool]] = {}  # of results that depend on the inputs

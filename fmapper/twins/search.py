@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.twins.assign import FEW
@@ -25,33 +24,19 @@ from fmapper.twins.matches import (
     other_layouts,
     reorder,
 )
+from fmapper.twins.one_sided import Arrays, Change
 from fmapper.twins.proof import Proof, Trial
 from fmapper.twins.roles import Roles
 
-Make = Callable[[Sequence[Decision], Mapping[str, Any]], Mapping[str, Any]]
 
-
+@dataclass
 class Search:
-    """The decisions of an assignment while models are called with them.
+    """The decisions of an assignment while models are called with them."""
 
-    Args:
-        proof: The models.
-        decisions: The decisions.
-        arrays: The random weights of the source.
-        make: Makes the target's arrays of those of the source, by some decisions.
-        roles: What the programs say; pairs that they contradict are not tried.
-    """
-
-    def __init__(
-        self,
-        proof: Proof,
-        decisions: list[Decision],
-        arrays: Mapping[str, Any],
-        make: Make,
-        roles: Roles | None,
-    ) -> None:
-        self._proof, self._arrays, self._make, self._roles = proof, arrays, make, roles
-        self.decisions = decisions
+    proof: Proof
+    decisions: list[Decision]
+    make: Callable[[Sequence[Decision], Change], Arrays]  # the target's, with a change of them
+    roles: Roles | None  # pairs that they contradict are not tried
 
     def run(self) -> str:
         """Changes the decisions until both models agree, and marks those as sure that are proved.
@@ -79,7 +64,7 @@ class Search:
         return ""
 
     def _trial(self, decisions: Sequence[Decision], *, watch: bool = False) -> Trial:
-        return self._proof.run(self._make(decisions, self._arrays), watch=watch)
+        return self.proof.run(self.make(decisions, dict), watch=watch)
 
     def _repair(self) -> str:
         """Changes decisions, unsure ones first; returns where the outputs differ after all."""
@@ -98,7 +83,7 @@ class Search:
                         best = self._improve(at, best, turn=stage == "turned")
                     if best.agrees:
                         return ""
-        self._proof.check_target(self._make(self.decisions, self._arrays))
+        self.proof.check_target(self.make(self.decisions, dict))
         return (
             "both models give different outputs with the same weights, however these are paired. "
             f"The first difference is at {best.place or 'the output'} of the target. The "
@@ -173,13 +158,17 @@ class Search:
             for (at, other), new in zip(pairs, ways, strict=True):
                 changed[at], changed[other] = new
             matches = [decision.match for way in ways for decision in way]
-            if self._roles is None or False not in map(self._roles.agree, matches):
+            if self.roles is None or False not in map(self.roles.agree, matches):
                 yield changed
 
     def _is_blind(self, at: int, decision: Decision) -> bool:
         """Returns whether the outputs say nothing of a decision: they stay the same without it."""
-        others = {entry.name: _shaken(self._arrays[entry.name]) for entry in decision.match.used}
-        if self._proof.run(self._make(self.decisions, {**self._arrays, **others})).agrees:
+        names = [entry.name for entry in decision.match.filled]
+
+        def shake(made: Arrays) -> Arrays:
+            return made | {name: _shaken(made[name]) for name in names}
+
+        if self.proof.run(self.make(self.decisions, shake)).agrees:
             return True
         if decision.settled:
             return False

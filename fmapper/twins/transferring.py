@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import isroutine
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fmapper.errors import CheckpointError, TransferError
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
+from fmapper.tree.pattern import Pattern
 from fmapper.twins.assign import assign
 from fmapper.twins.guesses import guesses
 from fmapper.twins.matches import FUNCTION, ROLE, Decision
 from fmapper.twins.one_sided import (
+    Arrays,
+    Change,
     Variant,
     has_nan,
     is_counter,
@@ -38,10 +42,9 @@ from fmapper.twins.report import (
 from fmapper.twins.roles import Roles, roles_of
 from fmapper.twins.search import Search
 from fmapper.twins.sides import Side, framework_of, read_side
-from fmapper.twins.writing import make, rules_of
+from fmapper.twins.writing import derive, make
 
 if TYPE_CHECKING:
-    from fmapper.checkpoints.lazy import LazyArray
     from fmapper.checkpoints.rules.rules import Rules
 
 T = TypeVar("T")
@@ -164,12 +167,9 @@ def _by_rules(a: Side, b: Side, rules: Rules, keep: Sequence[str]) -> TransferRe
             f"the rules give nothing for {some(lacking)}. Add rules for them, or list the names "
             "in keep="
         )
-    arrays = tuple(
-        TransferredArrays((), (name,), "", ("rules",), True, 1)
-        for name in made
-        if name in b.entries
-    )
-    return TransferReport(rules, arrays, (), tuple(entry.name for entry in left))
+    names = [name for name in made if name in b.entries]
+    arrays = (TransferredArrays((), (name,), "", ("rules",), True, 1) for name in names)
+    return TransferReport(rules, tuple(arrays), (), tuple(entry.name for entry in left))
 
 
 def _by_library(a: Side, b: Side, keep: Sequence[str]) -> TransferReport | None:
@@ -195,25 +195,33 @@ def _by_library(a: Side, b: Side, keep: Sequence[str]) -> TransferReport | None:
 class _Plan:
     """The pairs of a transfer, and the arrays of one side alone."""
 
+    a: Side
+    b: Side
     sides: Variant
     decisions: list[Decision]
     kept: list[str]  # names of the target that stay as they are
     tied: dict[str, str]  # second names of arrays of the source -> the first, which is used
     dropped: list[str]  # names of the source that nothing takes
-    ties: dict[str, str]  # second names of arrays of the target -> the first
 
-    def make(
-        self, decisions: Sequence[Decision], arrays: Mapping[str, LazyArray]
-    ) -> dict[str, LazyArray]:
-        """Makes the arrays of the target of those that the first rules give."""
-        made = make(decisions, arrays)
-        return self.sides.last.apply(made | {name: made[of] for name, of in self.ties.items()})
+    def make(self, arrays: Arrays, decisions: Sequence[Decision], change: Change = dict) -> Arrays:
+        """Makes the arrays of the target of those of the source, by some decisions and a change."""
+        made = self.sides.last(change(make(decisions, self.sides.first(arrays))))
+        ties = {n: e.tied_to for n, e in self.b.entries.items() if e.tied_to in made}
+        return made | {name: made[of] for name, of in ties.items()}
 
     @property
     def rules(self) -> Rules:
         """The rules for all decisions."""
-        rules = rules_of(self.decisions, self.tied, self.dropped, self.ties)
-        return self.sides.first + rules + self.sides.last
+        from fmapper.checkpoints.rules.naming import Drop
+        from fmapper.checkpoints.rules.rules import Rules
+
+        escape = Pattern.escape
+        drops = [Drop(escape(name), tied_to=escape(of)) for name, of in self.tied.items()]
+        if self.dropped:
+            drops.append(Drop([*map(escape, self.dropped)], forget=True))
+        left = {*self.tied, *self.dropped}
+        used = [entry for name, entry in self.a.entries.items() if name not in left]
+        return Rules([*drops, *derive(used, lambda arrays: self.make(arrays, self.decisions))])
 
 
 def _search(
@@ -250,9 +258,8 @@ def _prove(plan: _Plan, models: tuple[Model, Model], roles: Roles | None, *, gue
     before = [replace(decision) for decision in plan.decisions]
     try:
         proof = Proof(*models, plan.dropped, plan.tied)
-        arrays = plan.sides.first.apply(models[0].side.outline | proof.arrays)
-        search = Search(proof, plan.decisions, arrays, plan.make, roles)
-        problem = search.run()
+        make = partial(plan.make, models[0].side.outline | proof.arrays)
+        problem = Search(proof, plan.decisions, make, roles).run()
     except IncomparableError:  # models that take something else
         if not guessed:
             raise
@@ -292,21 +299,22 @@ def _doubt_single_witnesses(decisions: Sequence[Decision]) -> None:
 
 def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Plan:
     """Pairs the arrays of both sides, if need be with biases added or without some rows."""
-    problem: TransferError | None = None
+    problems: list[TransferError] = []
     for sides in variants(a, b):
         try:
-            plan = _pair(sides, keep, roles)
+            plan = _pair(a, b, sides, keep, roles)
         except TransferError as error:
-            problem = problem or error
+            problems.append(error)
             continue
         for decision in plan.decisions:
             decision.sure &= sides.unsure not in [entry.name for entry in decision.match.used]
         return plan
-    assert problem is not None
-    raise problem
+    raise problems[0]
 
 
-def _pair(sides: Variant, keep: Sequence[str], roles: Roles | None) -> _Plan:
+def _pair(
+    source: Side, target: Side, sides: Variant, keep: Sequence[str], roles: Roles | None
+) -> _Plan:
     """Pairs the arrays of both sides, without looking at values."""
     a, b = sides.a, sides.b
     sources = [e for e in a.entries.values() if not (e.random or e.tied_to)]
@@ -330,5 +338,4 @@ def _pair(sides: Variant, keep: Sequence[str], roles: Roles | None) -> _Plan:
     order = {name: at for at, name in enumerate(b.entries)}
     decisions.sort(key=lambda d: order[d.match.filled[0].name])
     dropped = [name for name in a.entries if not (name in used or name in tied)]
-    ties = {n: e.tied_to for n, e in b.entries.items() if e.tied_to in filled}
-    return _Plan(sides, decisions, kept, tied, dropped, ties)
+    return _Plan(source, target, sides, decisions, kept, tied, dropped)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fmapper.checkpoints.lazy import LazyArray, concatenate, stack
-from fmapper.tree.pattern import Pattern
 from fmapper.twins.layouts import Layout, Shape
 from fmapper.twins.matches import Decision, Option
+from fmapper.twins.sides import Entry
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
@@ -85,30 +84,20 @@ def _unstack(array: LazyArray, axes: tuple[int, ...]) -> Iterator[LazyArray]:
         yield from _unstack(part, axes[1:])
 
 
-def rules_of(
-    decisions: Sequence[Decision],
-    tied: Mapping[str, str] = MappingProxyType({}),
-    dropped: Sequence[str] = (),
-    ties: Mapping[str, str] = MappingProxyType({}),
-) -> Rules:
-    """Returns the rules for the arrays of a source, which make those of the target of them.
+def rules_of(decisions: Sequence[Decision]) -> Rules:
+    """Returns the rules for the arrays of some decisions alone."""
+    return derive([e for d in decisions for e in d.match.used], lambda x: make(decisions, x))
 
-    Args:
-        decisions: The pairs.
-        tied: Second names of arrays of the source -> the first, which is used.
-        dropped: Names of the source that nothing takes.
-        ties: Second names of arrays of the target -> the first.
-    """
+
+def derive(
+    entries: Iterable[Entry], change: Callable[[dict[str, LazyArray]], Mapping[str, LazyArray]]
+) -> Rules:
+    """Returns the rules for what a function does with arrays."""
     from fmapper.checkpoints.recording.abstract import Named
     from fmapper.checkpoints.recording.record import derive_rules
-    from fmapper.checkpoints.rules.naming import Drop
-    from fmapper.checkpoints.rules.rules import Rules
     from fmapper.files.dtypes import numpy_dtype
 
-    escape = Pattern.escape
-    drops = [Drop(escape(name), tied_to=escape(of)) for name, of in tied.items()]
-    if dropped:
-        drops.append(Drop([*map(escape, dropped)], forget=True))
-    used = [entry for decision in decisions for entry in decision.match.used]
-    named = {e.name: Named(e.name, e.shape, numpy_dtype(e.dtype)) for e in used}
-    return Rules([*drops, *derive_rules(make(decisions, named), [*named], ties)])
+    named: dict[str, LazyArray] = {
+        e.name: Named(e.name, e.shape, numpy_dtype(e.dtype)) for e in entries
+    }
+    return derive_rules(change(named), [*named])

@@ -81,6 +81,14 @@ def test_layers_become_one_rule():
     restores(rules, layers(w=(3, 2)))
 
 
+def test_patterns_match_no_other_name_on_the_way_back():
+    given = {name: np.float32([at]) for at, name in enumerate(["down1.b", "down2.b", "norm.b"])}
+    names = {"down1.b": "encode_1.b", "down2.b": "encode_2.b", "norm.b": "encode_norm.b"}
+    rules = Rules.record(lambda state: {names[name]: x for name, x in state.items()}, given)
+    back = rules.inverse().apply(rules.apply(given))
+    assert {name: x.read() for name, x in back.items()} == given
+
+
 def test_fused_projections():
     def convert(state):
         out = {}

@@ -51,13 +51,15 @@ def rules_of(steps: Iterable[Step], names: Iterable[str]) -> tuple[list[Rule], d
         first = members[0]
         rows = [(*step.sources, *step.targets) for step in members]
         group = _Group(rows, len(first.sources), first.numbers)
-        pair = None if first.kind == "constant" else _patterns(group, live)
-        for old, new in [pair] if pair else [_exact(group, row, live) for row in rows]:
-            rules.append(MAKE[first.kind](old, new, first.values))
+        after = dict(live)
         for step in members:
             for name in _expand(step.sources, step.numbers) if step.kind != "tie" else ():
-                live.pop(name, None)
-            live.update(dict.fromkeys(_expand(step.targets, step.numbers)))
+                after.pop(name, None)
+            after.update(dict.fromkeys(_expand(step.targets, step.numbers)))
+        pair = None if first.kind == "constant" else _patterns(group, live, after)
+        for old, new in [pair] if pair else [_exact(group, row, live, after) for row in rows]:
+            rules.append(MAKE[first.kind](old, new, first.values))
+        live = after
     return rules, live
 
 
@@ -69,10 +71,12 @@ def rename(names: Mapping[str, str], live: Collection[str]) -> list[Rule]:
         live: The names of all arrays.
     """
     changed = {old: new for old, new in names.items() if old != new}
+    after = {changed.get(name, name) for name in live}
     renames: dict[str, str] = {}
     for rows in _alike(changed.items()):
-        pair = _patterns(_Group(rows, 1), live)
-        for old, new in [pair] if pair else [_exact(_Group(rows, 1), row, live) for row in rows]:
+        group = _Group(rows, 1)
+        pair = _patterns(group, live, after)
+        for old, new in [pair] if pair else [_exact(group, row, live, after) for row in rows]:
             renames[old[0]] = new[0]
     return [Rename(renames)] if renames else []
 
@@ -81,8 +85,8 @@ def drop(names: Iterable[str], live: Collection[str]) -> list[Rule]:
     """Returns a rule that drops arrays."""
     dropped: list[str] = []
     for rows in _alike([(name,) for name in names]):
-        pair = _patterns(_Group(rows, 1), live)
-        exact = [_exact(_Group(rows, 1), row, live) for row in rows] if not pair else [pair]
+        pair = _patterns(_Group(rows, 1), live, ())
+        exact = [_exact(_Group(rows, 1), row, live, ()) for row in rows] if not pair else [pair]
         dropped += [old[0] for old, _ in exact]
     return [Drop(dropped)] if dropped else []
 
@@ -106,17 +110,25 @@ def _expand(names: Iterable[str], numbers: tuple[int, int] | None) -> Iterator[s
             yield name
 
 
-def _exact(group: _Group, row: tuple[str, ...], live: Collection[str]) -> Pair:
+def _exact(
+    group: _Group, row: tuple[str, ...], live: Collection[str], after: Collection[str]
+) -> Pair:
     """Returns patterns for the names of one step."""
     alone = group._replace(rows=[row])
-    pair = _patterns(alone, live)
+    pair = _patterns(alone, live, after)
     if pair is None:
         raise CheckpointError(f"{row[0]!r} cannot be distinguished from similar names")
     return pair
 
 
-def _patterns(group: _Group, live: Collection[str]) -> Pair | None:
-    """Returns patterns that match all names of some steps and no others."""
+def _patterns(group: _Group, live: Collection[str], after: Collection[str]) -> Pair | None:
+    """Returns patterns that match all names of some steps and no others.
+
+    Args:
+        group: The names of the steps.
+        live: The names of all arrays before the steps.
+        after: Those after them, from which the inverse starts.
+    """
     texts = [[_NUMBERS.split(name) for name in row] for row in group.rows]
     columns = {
         (at, place): tuple(row[at][place] for row in texts)
@@ -141,7 +153,7 @@ def _patterns(group: _Group, live: Collection[str]) -> Pair | None:
                     text += _literal(part, group.numbers, strict)
             patterns.append(text)
         pair = tuple(patterns[: group.sources]), tuple(patterns[group.sources :])
-        if _is_right(group, pair, live):
+        if _is_right(group, pair, live, after):
             return pair
     return None
 
@@ -166,14 +178,12 @@ def _literal(text: str, numbers: tuple[int, int] | None, strict: bool) -> str:
     return text
 
 
-def _is_right(group: _Group, pair: Pair, live: Collection[str]) -> bool:
-    """Returns whether patterns match exactly the group, and determine its targets."""
-    for at, text in enumerate(pair[0]):
-        old = Pattern(text)
+def _is_right(group: _Group, pair: Pair, live: Collection[str], after: Collection[str]) -> bool:
+    """Returns whether patterns match exactly the group, on both ways, and determine its targets."""
+    texts = (*pair[0], *pair[1])
+    for at, text in enumerate(texts):
         wanted = {name for row in group.rows for name in _expand([row[at]], group.numbers)}
-        if {name for name, _ in matches(text, live)} != wanted:
+        names = live if at < group.sources else after
+        if {name for name, _ in matches(text, names)} != wanted:
             return False
-        captures = {*old.captures} - {OVER}
-        if any({*Pattern(new).captures} - {OVER} != captures for new in (*pair[0], *pair[1])):
-            return False
-    return True
+    return len({frozenset(Pattern(text).captures) - {OVER} for text in texts}) == 1
