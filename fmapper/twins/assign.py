@@ -36,11 +36,10 @@ def assign(
         groups[at : at + 1] = parts
     first = _Assigner(rows, columns, roles)
     decisions = first.run()
-    left = [[g for g in side if g in first.open] for side in (rows, columns)]
-    if all(left):
-        decisions += _Assigner(
-            *([part for g in side for part in _alone(g)] for side in left), roles
-        ).run()
+    sides = [[g for g in side if g in first.open] for side in (rows, columns)]
+    if all(sides):
+        left, right = ([part for g in side for part in _alone(g)] for side in sides)
+        decisions += _Assigner(left, right, roles).run()
     _doubt_orders(decisions)
     return decisions
 

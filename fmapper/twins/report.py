@@ -91,7 +91,7 @@ class TransferReport:
             lines.append("both models give the same outputs with new random weights")
         return "\n".join(lines)
 
-    def rows(self) -> Iterator[tuple[str, str, str, str, str]]:
+    def rows(self) -> Iterator[tuple[str, ...]]:
         """Yields the rows of the table."""
         for one in self.arrays:
             names = (", ".join(names) for names in (one.sources, one.targets))

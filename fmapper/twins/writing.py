@@ -26,8 +26,8 @@ def make(decisions: Iterable[Decision], arrays: Mapping[str, LazyArray]) -> dict
                 for group, pieces in zip(parts, divided, strict=True):
                     made.update(zip((part.name for part in group), pieces, strict=True))
             else:
-                pieces = [[arrays[part.name] for part in group] for group in parts]
-                made[entry.name] = _join(pieces, decision.option, shapes, entry.shape)
+                blocks = [[arrays[part.name] for part in group] for group in parts]
+                made[entry.name] = _join(blocks, decision.option, shapes, entry.shape)
     return made
 
 
