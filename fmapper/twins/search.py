@@ -166,7 +166,7 @@ class Search:
         names = [entry.name for entry in decision.match.filled]
 
         def shake(made: Arrays) -> Arrays:
-            return made | {name: _shaken(made[name]) for name in names}
+            return made | {name: _shake_values(made[name]) for name in names}
 
         if self.proof.run(self.make(self.decisions, shake)).agrees:
             return True
@@ -186,7 +186,7 @@ def _is_near(decision: Decision, trial: Trial) -> bool:
     return not trial.weights or any(e.name in trial.weights for e in decision.match.filled)
 
 
-def _shaken(array: LazyArray) -> LazyArray:
+def _shake_values(array: LazyArray) -> LazyArray:
     import numpy as np
 
     values = array.read()

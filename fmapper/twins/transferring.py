@@ -14,7 +14,6 @@ from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.pattern import Pattern
 from fmapper.twins.assign import assign
-from fmapper.twins.guesses import guesses
 from fmapper.twins.matches import FUNCTION, ROLE, Decision
 from fmapper.twins.one_sided import (
     Arrays,
@@ -29,7 +28,7 @@ from fmapper.twins.one_sided import (
     variants,
     zeros,
 )
-from fmapper.twins.programs import IncomparableError, Model
+from fmapper.twins.programs import IncomparableError, Model, guesses
 from fmapper.twins.proof import Proof
 from fmapper.twins.report import (
     TransferredArrays,
