@@ -141,8 +141,8 @@ def _no_such_name(holder: Any, name: str, file: str) -> str:
         else []
     )
     where = file if inspect.ismodule(holder) else type(holder).__name__
-    some = ", ".join(public[:20])
-    return f"there is no {name} in {where}." + (f" There is {some}." if some else "")
+    examples = ", ".join(public[:20])
+    return f"there is no {name} in {where}." + (f" There is {examples}." if examples else "")
 
 
 def _short(error: BaseException, path: Path | None = None) -> str:

@@ -348,8 +348,8 @@ def _maybe_token(name: str, value: Any) -> int | None:
 def _tokens(name: str, value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
-    each: Iterable[Any] = value if isinstance(value, list | tuple) else (value,)
-    return tuple(_token(name, token) for token in each)
+    tokens: Iterable[Any] = value if isinstance(value, list | tuple) else (value,)
+    return tuple(_token(name, token) for token in tokens)
 
 
 def _sequence(name: str, value: Any) -> tuple[int, ...]:

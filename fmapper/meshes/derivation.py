@@ -141,10 +141,10 @@ def traffic(
             gathers += [name for name, places in divided.items() if places]
             continue
         parts = parts_of(axes, mesh)
-        apart = _apart(dimensions, parts, packed)
+        separate = _apart(dimensions, parts, packed)
         sums += [_place(c) for c in group.sums for _ in range(dimensions.times(c))]
         gathers += [_place(c) for c in group.whole if c not in group.sums]
-        moves += [_place(c) for c in group.moves if c.name not in apart]
+        moves += [_place(c) for c in group.moves if c.name not in separate]
     return Traffic(tuple(sums), tuple(gathers), tuple(moves))
 
 

@@ -232,8 +232,8 @@ class _Filling:
             device = self.waiting[0]
             missing = {a: n for a, n in part.arrays.items() if device not in self.on.get(a, ())}
             nbytes = sum(missing.values())
-            apart = any(a in self.on for a in missing)  # tied to arrays on other devices
-            if nbytes <= self.free[device] and (stays or not apart):
+            is_split = any(a in self.on for a in missing)  # tied to arrays on other devices
+            if nbytes <= self.free[device] and (stays or not is_split):
                 self.free[device] -= nbytes
                 for array in missing:
                     self.on.setdefault(array, {})[device] = None

@@ -202,10 +202,10 @@ class Found:
         if isinstance(pattern, str):
             links = [link for places in self.rules.values() for link in places.values()]
             names = {str(KeyPath.from_link(link)) for link in links} - {""}
-            asked = pattern.removeprefix("model.")
+            wanted = pattern.removeprefix("model.")
         else:
             names = {type(x).__qualname__ for x in self.objects.values()}
-            asked = pattern.__qualname__
-        close = difflib.get_close_matches(asked.strip(".*"), names, n=4, cutoff=0.5)
+            wanted = pattern.__qualname__
+        close = difflib.get_close_matches(wanted.strip(".*"), names, n=4, cutoff=0.5)
         close = close or sorted(names, key=len)[:4]
         return f"; the tree has {', '.join(close)}" if close else ""

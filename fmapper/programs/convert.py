@@ -266,8 +266,8 @@ def convert_with_arrays(
     def lower_it(program: Program) -> Any:
         if arrays is not None:
             program = with_arrays(program, arrays)
-        how = {"modes": True} if modes else {}
-        return lower_trained(program, target, train=train, **options, **how)
+        extra = {"modes": True} if modes else {}
+        return lower_trained(program, target, train=train, **options, **extra)
 
     with step(f"converting {type(model).__name__} to {to}") as say:
         program = record(dynamic_shapes)

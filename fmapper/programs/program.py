@@ -395,9 +395,9 @@ class Program:
         return ""
 
     def _guard_problem(self, guard: Guard, sizes: Mapping[str, Any]) -> str:
-        asked = {*names_in(guard.expression)}
+        guarded = {*names_in(guard.expression)}
         given = ", ".join(
-            f"{name} is {size}" for name, size in sizes.items() if asked & {*names_in(name)}
+            f"{name} is {size}" for name, size in sizes.items() if guarded & {*names_in(name)}
         )
         return (
             f"{given}: the program was recorded for sizes with {guard.expression} {guard.relation} "

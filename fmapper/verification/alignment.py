@@ -251,10 +251,10 @@ def _same(
     matches = []
     for at in np.flatnonzero(near):
         number, other = candidates[int(at)]
-        apart = limit * print_.body
-        if other.values is not print_.values and not _near(print_.values, other.values, apart):
+        tolerance = limit * print_.body
+        if other.values is not print_.values and not _near(print_.values, other.values, tolerance):
             continue
-        alike = print_.shape == other.shape and _near(print_.array, other.array, apart)
+        alike = print_.shape == other.shape and _near(print_.array, other.array, tolerance)
         matches.append((number, 0 if alike else 1, other))
     return matches
 
@@ -265,9 +265,9 @@ def _near(x: Any, y: Any, allowed: float) -> bool:
     if x.dtype.kind in "biu":
         return bool((x == y).all())
     with np.errstate(invalid="ignore", over="ignore"):
-        apart = np.abs(x - y)
-    apart = apart[np.isfinite(x) & np.isfinite(y)]
-    return bool((apart <= allowed).all()) and bool((np.isfinite(x) == np.isfinite(y)).all())
+        distances = np.abs(x - y)
+    distances = distances[np.isfinite(x) & np.isfinite(y)]
+    return bool((distances <= allowed).all()) and bool((np.isfinite(x) == np.isfinite(y)).all())
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,11 +221,11 @@ def _add_training(
         sides, pairing, plan, compared.unit, double=compared.can_double
     )
     undecided = [*report.undecided, *lacking]
-    apart = next(
+    infinite = next(
         (outcome for outcome in compared.differences if outcome.error == float("inf")), None
     )
-    if apart is not None:
-        undecided.append(f"gradients and steps: no loss of both, as {apart}")
+    if infinite is not None:
+        undecided.append(f"gradients and steps: no loss of both, as {infinite}")
         return replace(report, weights=weights, buffers=buffers, undecided=tuple(undecided))
     if compared.random:
         undecided.append(f"gradients and steps: {compared.random}")

@@ -85,7 +85,7 @@ class Outputs:
     def own(self, off: float, *, double: bool) -> Mapping[str, float]:
         """Maps paths to the allowed distances of outputs of `a` from those of another model."""
         distances = self.sides[0].sensitivity(off, double=double).outputs
-        return {path: OWN * apart for path, apart in distances.items()}
+        return {path: OWN * distance for path, distance in distances.items()}
 
     def exact(self) -> tuple[float, float] | None:
         """Returns the errors of both outputs against `a` in float64."""

@@ -140,8 +140,8 @@ def measure_training(trial: Trial, plan: Plan, unit: float, *, double: bool) -> 
     def distances(course: Course, rate: float, off: float) -> dict[str, float]:
         spread: dict[str, float] = {}
         for seed in SEEDS:
-            for key, apart in _distances(course, run(rate, off, seed)).items():
-                spread[key] = max(spread.get(key, 0.0), apart)
+            for key, distance in _distances(course, run(rate, off, seed)).items():
+                spread[key] = max(spread.get(key, 0.0), distance)
         return spread
 
     for rate in RATES if plan.rate is None and plan.steps else (plan.rate or RATES[0],):
@@ -221,7 +221,7 @@ def _differ(
     units: float, precision: str,
 ) -> Trained:  # fmt: skip
     ours = measured.course
-    limits = {key: OWN * apart for key, apart in measured.own.items()}
+    limits = {key: OWN * distance for key, distance in measured.own.items()}
     bounds = Bounds(plan.rtol, plan.atol, units, limits)
     trained = Trained()
     pair = Pair("loss", *_scalars(ours.loss, theirs.loss))
@@ -429,7 +429,7 @@ def compare_buffers(
 
     def compare(off: float, units: float) -> list[Difference]:
         spread = sides[0].sensitivity(off, double=double).state
-        limits = {name: OWN * apart for name, apart in spread.items()}
+        limits = {name: OWN * distance for name, distance in spread.items()}
         bounds = Bounds(plan.rtol, plan.atol, units, limits)
         pairs = [Pair(name, x, theirs[name]) for name, x in ours.items() if name in theirs]
         return [difference(pair, bounds, "float64" if double else "") for pair in pairs]

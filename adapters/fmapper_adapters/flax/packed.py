@@ -20,13 +20,13 @@ _made: WeakValueDictionary[Any, PackedArray] = WeakValueDictionary()  # one for 
 
 def of_blocks(value: Any, metadata: Mapping[str, Any]) -> Any:
     """Returns the array in a variable with this value and metadata."""
-    how = metadata.get(PACKED)
-    if how is None or isinstance(value, PackedArray):
+    packing = metadata.get(PACKED)
+    if packing is None or isinstance(value, PackedArray):
         return value
-    key = id(value), how
+    key = id(value), packing
     packed = _made.get(key)
     if packed is None:
-        packed = _made[key] = PackedArray(value, *how)
+        packed = _made[key] = PackedArray(value, *packing)
     return packed
 
 

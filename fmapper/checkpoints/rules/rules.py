@@ -210,10 +210,14 @@ def _one(rule: Rule, number: int, arrays: Mapping[str, Any], strict: bool) -> di
         else:
             added.append(change)
     if not matched and strict:
-        some = ", ".join(list(arrays)[:3])
+        examples = ", ".join(list(arrays)[:3])
         raise CheckpointError(
             f"rule {number}, {rule}: matches nothing. "
-            + (f"There are {len(arrays)} arrays: {some}, ..." if arrays else "There are no arrays.")
+            + (
+                f"There are {len(arrays)} arrays: {examples}, ..."
+                if arrays
+                else "There are no arrays."
+            )
         )
     results: dict[str, Any] = {}
     for name, array in arrays.items():

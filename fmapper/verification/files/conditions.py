@@ -85,7 +85,7 @@ class Results:
     @property
     def are_certain(self) -> bool:
         """Whether roundings change them by less than the contract allows a file to be off."""
-        return all(OWN * apart <= LIMITS[what] for what, apart in self.own.items())
+        return all(OWN * distance <= LIMITS[what] for what, distance in self.own.items())
 
 
 def learn_modes(runs: Mapping[str, Run]) -> Iterator[tuple[Conditions, dict[str, Results]]]:
@@ -152,8 +152,8 @@ def learn(run: Run, conditions: Conditions, *, all_rates: bool = False) -> Resul
         if rate != RATES[-1] and not _is_finite(values):
             continue
         for off in (conditions.rounding, -conditions.rounding):  # a bend may be on either side
-            for what, apart in find_distances(values, conditions.run(run, rate, off)).items():
-                sensitivity[what] = max(sensitivity[what], apart)
+            for what, distance in find_distances(values, conditions.run(run, rate, off)).items():
+                sensitivity[what] = max(sensitivity[what], distance)
             is_small = sensitivity["steps"] <= LIMITS["steps"] / 10
             if not is_small and rate != RATES[-1]:
                 break
@@ -184,13 +184,13 @@ def are_at_bends(
             continue
         if kind not in ("gradients", "steps"):
             return False
-        values, apart = results[mode].found, 0.0
+        values, distance = results[mode].found, 0.0
         for times in _FEW:
             for sign in (1, -1):
                 off = sign * times * conditions.rounding
                 again = conditions.run(runs[mode], float(values["rate"]), off)
-                apart = max(apart, find_distances(values, again)[kind])
-        if OWN * apart < error:
+                distance = max(distance, find_distances(values, again)[kind])
+        if OWN * distance < error:
             return False
     return True
 
@@ -202,7 +202,7 @@ def find_distances(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[
     gradients = [gradient for key, gradient in values.items() if key.startswith("gradient.")]
     largest = max(map(_largest, gradients), default=0.0)
     least = {"output": 1e-6, "gradient": 1e-3 * largest, "after": 1e-3}
-    apart = dict.fromkeys(_WORDS.values(), 0.0)
+    distances = dict.fromkeys(_WORDS.values(), 0.0)
     for key, value in values.items():
         kind = key.partition(".")[0]
         if kind not in _WORDS:
@@ -210,8 +210,8 @@ def find_distances(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[
         distance = _distance(other.get(key, value), value, least[kind])
         if kind == "after" and not np.isfinite(value).all():
             distance = 1.0  # not finite
-        apart[_WORDS[kind]] = max(apart[_WORDS[kind]], distance)
-    return apart
+        distances[_WORDS[kind]] = max(distances[_WORDS[kind]], distance)
+    return distances
 
 
 def _largest(array: Any) -> float:
@@ -228,6 +228,6 @@ def _distance(array: Any, wanted: Any, least: float) -> float:
     if array.shape != wanted.shape or array.dtype.kind not in "fc":
         return 0.0
     finite = np.isfinite(wanted)
-    apart = np.abs(array[finite] - wanted[finite])
-    apart = np.where(np.isfinite(apart), apart, 1.0)
-    return float(apart.max(initial=0.0) / max(_largest(wanted), least, 1e-30))
+    distances = np.abs(array[finite] - wanted[finite])
+    distances = np.where(np.isfinite(distances), distances, 1.0)
+    return float(distances.max(initial=0.0) / max(_largest(wanted), least, 1e-30))

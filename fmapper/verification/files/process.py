@@ -217,9 +217,9 @@ def _distance(value: Any, wanted: Any, scale: float) -> float:
         return 0.0
     a, b = value.astype(np.complex128), wanted.astype(np.complex128)
     both = np.isnan(a) & np.isnan(b) | (a == b)
-    apart = np.abs(np.where(both, 0, a) - np.where(both, 0, b))
+    distances = np.abs(np.where(both, 0, a) - np.where(both, 0, b))
     finite = np.abs(b[np.isfinite(b)])
-    error = float(apart.max() / max(finite.max(initial=0.0), scale, 1e-30))
+    error = float(distances.max() / max(finite.max(initial=0.0), scale, 1e-30))
     return math.inf if math.isnan(error) else error
 
 

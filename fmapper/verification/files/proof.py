@@ -87,9 +87,9 @@ class Proof:
         """The bound of each error: the contract, or four times the effect of a rounding."""
         bounds = {}
         for what in self.errors:
-            apart = self.own.get(what, 0.0)
+            distance = self.own.get(what, 0.0)
             bounds[what] = max(
-                LIMITS[what.rpartition(" ")[2]], OWN * apart if apart <= MOST else 0.0
+                LIMITS[what.rpartition(" ")[2]], OWN * distance if distance <= MOST else 0.0
             )
         return bounds
 
@@ -115,11 +115,11 @@ class Proof:
             texts.append(
                 f"the model computes in {self.coarse}, in which results agree to two digits"
             )
-        how = [f"with weights moved by {self.away:.1%}"] if self.away else []
-        how += ["in double precision"] if self.double else []
-        if how:
+        conditions = [f"with weights moved by {self.away:.1%}"] if self.away else []
+        conditions += ["in double precision"] if self.double else []
+        if conditions:
             reason = "since a rounding of its own changes its outputs or gradients"
-            texts.append(f"{' and '.join(how)}, {reason}")
+            texts.append(f"{' and '.join(conditions)}, {reason}")
         return ", ".join(texts)
 
     def _tell_dropout(self, error: float) -> str:
@@ -236,9 +236,9 @@ class File:
             arrays["by_key"] = np.array(1)
         arrays["inputs"] = np.array(json.dumps(self.inputs))
         errors = self._run(arrays, [*results])
-        how = conditions.away, conditions.double
+        settings = conditions.away, conditions.double
         return Proof(
-            errors, sensitivity, arrays, self.framework, self.name, refused, *how, self.coarse
+            errors, sensitivity, arrays, self.framework, self.name, refused, *settings, self.coarse
         )
 
     def _draw(self, train: Run, result: Results, conditions: Conditions) -> dict[str, Any]:
@@ -256,8 +256,8 @@ class File:
         arrays = {"train.rates": np.array([*drawn]), "train.seeds": np.array(SEEDS)}
         for i, outputs in enumerate(drawn.values()):
             spread = Spread(still)
-            for each in outputs or [still]:
-                spread.add(each)
+            for output in outputs or [still]:
+                spread.add(output)
             arrays[f"train.spread.{i}"] = spread.result()
         return arrays
 

@@ -200,9 +200,11 @@ class GoldenSide(Side):
             return Sensitivity()
         near = min(measured, key=lambda entry: abs(entry.off - unit))
         share = unit / near.off if near.off else 1.0
-        return Sensitivity(*(
-            {key: share * apart for key, apart in of.items()} for of in (near.outputs, near.state)
-        ))  # fmt: skip
+        outputs, state = (
+            {key: share * distance for key, distance in distances.items()}
+            for distances in (near.outputs, near.state)
+        )
+        return Sensitivity(outputs, state)
 
     def recorded_plan(self, loss: Any) -> tuple[bool, int, tuple[Any, Any]]:
         """Returns whether there are gradients, and how many steps of which optimiser.

@@ -134,9 +134,9 @@ class Side:
             args, kwargs = fmap(lambda x: _move(x, off, seed), (args, dict(kwargs)))
         given = inputs_for(self.adapter, args, kwargs)
         whole = () if other is None else other.lowers_whole({})
-        how: Any = {"double": True} if double else {}  # third-party adapters may not accept it
+        options: Any = {"double": True} if double else {}  # third-party adapters may not accept it
         try:
-            run = self.adapter.watch(self.model, *given, whole=whole, train=self.train, **how)
+            run = self.adapter.watch(self.model, *given, whole=whole, train=self.train, **options)
             return None if run is None else [*run]
         except ConversionError:
             return None
@@ -153,11 +153,11 @@ class Side:
             moved = self.call(unit, seed, double=double)
             if base is None or moved is None:
                 break
-            for path, apart in distances(base.output, moved.output).items():
-                sensitivity.outputs[path] = max(sensitivity.outputs.get(path, 0.0), apart)
+            for path, distance in distances(base.output, moved.output).items():
+                sensitivity.outputs[path] = max(sensitivity.outputs.get(path, 0.0), distance)
             for name, x in base.state.items():
-                apart = _distance(to_host(x), to_host(moved.state[name]))
-                sensitivity.state[name] = max(sensitivity.state.get(name, 0.0), apart)
+                distance = _distance(to_host(x), to_host(moved.state[name]))
+                sensitivity.state[name] = max(sensitivity.state.get(name, 0.0), distance)
         return sensitivity
 
     def tolerance(

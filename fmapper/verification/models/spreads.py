@@ -39,14 +39,14 @@ class Spread:
             values = self._real(outputs[i])
             base = np.where(np.isfinite(still), still, 0)
             scale = np.abs(base).max(initial=0) or 1.0
-            apart = (values - still) / scale
-            is_finite = np.isfinite(apart)
-            apart = np.where(is_finite, apart, 0)
+            distances = (values - still) / scale
+            is_finite = np.isfinite(distances)
+            distances = np.where(is_finite, distances, 0)
             base = base / scale
-            share = (base * apart).sum() / max((base**2).sum(), 1e-30)
-            parts += [apart.ravel(), apart.ravel() ** 2, [share]]
-            parts += [[(apart**2).mean(), (~is_finite).mean(), (values == 0).mean()]]
-            parts += [self._sum_with_signs(apart, axis) for axis in range(apart.ndim)]
+            share = (base * distances).sum() / max((base**2).sum(), 1e-30)
+            parts += [distances.ravel(), distances.ravel() ** 2, [share]]
+            parts += [[(distances**2).mean(), (~is_finite).mean(), (values == 0).mean()]]
+            parts += [self._sum_with_signs(distances, axis) for axis in range(distances.ndim)]
         values = np.concatenate(parts) if parts else np.zeros(0)
         self._sums, self._squares = self._sums + values, self._squares + values**2
         self.count += 1
@@ -74,14 +74,14 @@ class Spread:
         if mean.shape != expected.shape:
             return float("inf")
         error = np.sqrt((variance + spread) / self.count + 1e-4**2)
-        apart = np.abs(mean - expected) / error
+        distances = np.abs(mean - expected) / error
         pooled: list[int] = []
         end = 0
         for still, count in zip(self._still, self._pooled, strict=True):
             end += 2 * still.size + count
             pooled += range(end - count, end)
-        alone = np.delete(apart, pooled)
-        return float(max(apart[pooled].max(initial=0), 0.75 * alone.max(initial=0)))
+        alone = np.delete(distances, pooled)
+        return float(max(distances[pooled].max(initial=0), 0.75 * alone.max(initial=0)))
 
     @classmethod
     def _sum_with_signs(cls, x: Any, axis: int) -> Any:
