@@ -212,3 +212,19 @@ def test_a_model_of_a_repository_is_proved():
     model, inputs = nanogpt.build()
     proof = transcribe(model, inputs).prove(model, inputs)
     assert proof, proof
+
+
+@pytest.mark.nightly
+def test_the_file_of_a_repository_is_its_source_at_other_sizes():
+    torch.manual_seed(0)
+    space = {}
+    exec(transcribe(*nanogpt.build()).code, space)
+    sizes = {"n_embd": 24, "n_head": 3, "n_layer": 3, "bias": False, "vocab_size": 31}
+    model = nanogpt.GPT(nanogpt.GPTConfig(**sizes, block_size=20)).eval()
+    twin = space["GPT"](space["GPTConfig"](**sizes, block_size=20), rngs=nnx.Rngs(0))
+    space["load_weights"](twin, {name: x.numpy() for name, x in model.state_dict().items()})
+    twin.eval()
+    ids = torch.randint(0, 31, (3, 9))
+    assert jnp.allclose(
+        twin(jnp.asarray(ids.numpy()))[0], model(ids)[0].detach().numpy(), atol=1e-5
+    )
