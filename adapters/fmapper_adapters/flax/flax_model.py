@@ -232,7 +232,7 @@ class FlaxModel(Part):
         return model
 
 
-FlaxModel.__module__ = "fmapper_adapters.flax"  # where it is public
+FlaxModel.__module__ = "fmapper_adapters.flax"  # its public module
 
 
 def from_program(

@@ -122,7 +122,7 @@ class LinenModel(linen.Module):
             places[collection, key].value = trees[collection][key]
 
 
-LinenModel.__module__ = "fmapper_adapters.flax"  # where it is public
+LinenModel.__module__ = "fmapper_adapters.flax"  # its public module
 
 
 def from_arrays(programs: Programs, arrays: Mapping[str, Any]) -> LinenModel:

@@ -11,7 +11,7 @@ from jax.extend import core
 
 from fmapper_adapters.jax.record.equations import custom_derivatives
 
-# Which dimension of each result numbers the vectors; None where it holds none.
+# The dimension of each result that counts vectors; None for results without vectors.
 _VECTORS: dict[str, tuple[int | None, ...]] = {
     "eigh": (-1, None),
     "svd": (None, -1, -2),

@@ -286,7 +286,7 @@ def report_of(exported: Any) -> Any:
 
 
 def get_support(name: str) -> Callable[..., bool] | None:
-    """Returns the function that says whether oneDNN supports bf16 or fp16 here."""
+    """Returns the function that reports whether oneDNN supports bf16 or fp16 here."""
     return getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
 
 

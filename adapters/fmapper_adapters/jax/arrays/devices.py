@@ -22,7 +22,7 @@ from fmapper_adapters.jax import _private
 _PLATFORMS = ("cpu", "gpu", "tpu")
 _WORDS = {word: general for word, general in DEVICE_KINDS.items() if word != general}
 _GUARDS = ("host_to_device", "device_to_device", "device_to_host")
-_FAILURES = (RuntimeError, AssertionError)  # what JAX 0.10 raises where no platform starts
+_FAILURES = (RuntimeError, AssertionError)  # raised by JAX 0.10 if no platform starts
 
 
 def local() -> list[Any]:

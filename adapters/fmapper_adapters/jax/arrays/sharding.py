@@ -106,7 +106,7 @@ class JaxMeshes(Computed, Meshes):
         return made if how is None else how.with_blocks(made)
 
     def process(self) -> tuple[int, int]:
-        """Returns the process of `jax.distributed`; 0 of 1 where it was not started."""
+        """Returns the process of `jax.distributed`; 0 of 1 if it was not started."""
         if not jax.distributed.is_initialized():
             return 0, 1
         return jax.process_index(), jax.process_count()
@@ -192,7 +192,7 @@ def named_sharding(mesh: Any, spec: Spec) -> NamedSharding:
 def count_devices(values: Iterable[Any]) -> int:
     """Returns the number of devices of a mesh that may share an array; 1 without a mesh.
 
-    Inside of a `shard_map` the axes that it divides by itself do not count.
+    Within a `shard_map`, its manual axes do not count.
     """
     for value in values if _typeof is not None else ():
         if not isinstance(value, jax.Array):

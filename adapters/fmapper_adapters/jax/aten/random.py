@@ -32,7 +32,7 @@ def dropout(x: Any, p: float, train: bool, *, key: Any) -> jax.Array:
 
 @lowering("aten::native_dropout", random=True, dims=pointwise)
 def native_dropout(x: Any, p: float, train: Any, *, key: Any) -> tuple[jax.Array, jax.Array]:
-    """Applies dropout, and returns the mask of what is kept."""
+    """Applies dropout, and returns the mask of kept elements."""
     if train is False or p == 0:
         return x, jnp.ones(x.shape, bool)
     kept = jax.random.bernoulli(key, 1.0 - p, x.shape)

@@ -1,7 +1,7 @@
 """Rules for operations on rows that a program sorts into groups, as mixtures of experts do.
 
-A program that sorts all rows of a batch, computes each by itself with the weights of its group, and
-puts the results back in order, gives the same results if each part of the batch is sorted
+A program that sorts all rows of a batch, computes each separately with the weights of its group,
+and puts the results back in order, gives the same results if each part of the batch is sorted
 separately. The rules define which operations preserve this, and the kinds of their results.
 """
 

@@ -1,4 +1,4 @@
-"""The compiled parts: a prompt, the first token, and the loop over all others.
+"""The compiled parts: a prompt, the first token, and the loop over all following ones.
 
 The state of the loop is a dict of arrays. Its cache is donated: each step reuses the memory of the
 one before.

@@ -34,7 +34,8 @@ def least_of_share(x: Any, weights: Any, share: Any) -> Any:
     Args:
         x: Numbers, of shape (rows, columns).
         weights: Their weights, of the same shape.
-        share: The weight of what may be dropped. The largest number is kept in any case.
+        share: The total weight of numbers that may be dropped. The largest number is kept in any
+            case.
 
     Returns:
         An array of shape (rows, 1).

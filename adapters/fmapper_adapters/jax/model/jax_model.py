@@ -355,7 +355,7 @@ class JaxModel:
         return self.program._repr_html_() + summary(self)._repr_html_()
 
 
-JaxModel.__module__ = "fmapper_adapters.jax"  # where it is public
+JaxModel.__module__ = "fmapper_adapters.jax"  # its public module
 
 
 def _unpickle(program: Program, precision: str | None) -> JaxModel:

@@ -29,7 +29,7 @@ class JaxTrial(Trial):
         source: The model as a function of its arrays.
         args: Its inputs by position.
         kwargs: Its inputs by keyword.
-        same: Whether it is given the numbers of `Draws`.
+        same: Whether it gets its random numbers from `Draws`.
     """
 
     def __init__(

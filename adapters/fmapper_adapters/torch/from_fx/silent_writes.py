@@ -1,6 +1,6 @@
 """Writes that autograd does not see: to the results of `detach`, and in `torch.no_grad`.
 
-A tensor and its detached alias share one memory but have two gradients. Decompositions know only
+A tensor and its detached alias share memory but have separate gradients. Decompositions know only
 one gradient per memory. So the alias becomes a copy, and each write to one of them is followed by a
 write of the same values to the others, which leaves their gradients unchanged.
 """

@@ -159,7 +159,7 @@ class Emitter:
         lowerings: The lowerings by operation.
         renamed: Floating dtypes of the program -> the dtypes in which to compute it.
         mode: The mode of the fake tensors, shared by a graph and those within it.
-        fused: Whether to use torch's fused functions for what the program expands.
+        fused: Whether to use torch's fused functions for operations that the program expands.
         lines: The source code at the lines that calls name.
         native: Whether the program was recorded from torch, so that its operations are called
             directly.

@@ -340,7 +340,7 @@ class TorchModel(Part):
                 self.register_buffer(name, tensor.to(device), persistent=False)
 
 
-TorchModel.__module__ = "fmapper_adapters.torch"  # where it is public
+TorchModel.__module__ = "fmapper_adapters.torch"  # its public module
 
 
 def _without(held: Mapping[str, Any], beginnings: tuple[str, ...]) -> dict[str, Any]:

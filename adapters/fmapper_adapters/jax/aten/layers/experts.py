@@ -69,7 +69,7 @@ def grouped_mm(
 def in_blocks(
     function: Callable[..., Any], divided: Sequence[Any], repeats: Sequence[int], others: Any
 ) -> jax.Array:
-    """Computes the rows of each part of a batch by themselves, on a mesh of several devices.
+    """Computes the rows of each part of a batch separately, on a mesh of several devices.
 
     There are as many parts as devices, or fewer if that does not divide the rows: then each device
     has whole parts of its own rows, whichever axes of the mesh divide the batch, and XLA needs no

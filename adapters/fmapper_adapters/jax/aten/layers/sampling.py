@@ -76,7 +76,7 @@ def _pixels(at: Any, n: Any, align_corners: bool) -> jax.Array:
 
 
 def _inside(at: Any, n: Any, padding_mode: int, align_corners: bool) -> jax.Array:
-    """Returns positions moved into the image, if the padding mode says so."""
+    """Moves positions into the image if the padding mode requires it."""
     if padding_mode == _ZEROS:
         return at
     if padding_mode == _BORDER:

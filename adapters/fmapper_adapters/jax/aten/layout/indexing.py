@@ -24,14 +24,14 @@ def index(x: Any, indices: Sequence[Any]) -> jax.Array:
 
 
 def _moves_or_adds(call: Call) -> Literal["computes", "moves"]:
-    """Returns what `index_put` does with elements: `accumulate` is its fourth argument."""
+    """Returns the effect of `index_put` on elements; `accumulate` is its fourth argument."""
     return "computes" if call.kwargs.get("accumulate", any(call.args[3:4])) else "moves"
 
 
 @lowering("aten::index_put", int64=_moves_or_adds)
 @lowering("aten::_unsafe_index_put", whole=False, int64=_moves_or_adds)
 def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> jax.Array:
-    """Replaces elements or, with `accumulate`, adds to them; also more than once."""
+    """Replaces elements or, with `accumulate`, adds to them; indices may repeat."""
     values = cast(values, x.dtype)
     if sum(i is not None for i in indices) == 1:
         front, mask = next((n, i) for n, i in enumerate(indices) if i is not None)
