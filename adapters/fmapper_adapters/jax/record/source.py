@@ -66,7 +66,7 @@ def evaluate(
 
 
 def _roots(model: Any) -> tuple[Any, ...]:
-    """Returns the trees and functions of a model that have its arrays."""
+    """Returns the trees and functions of a model that hold its arrays."""
     if states.is_stateful(model):
         return (closure.callee_of(model[0]),)
     return model if isinstance(model, tuple) else (closure.callee_of(model),)

@@ -403,7 +403,7 @@ def _raw(x: Any) -> Any:
 
 
 def _paths(signature: tuple[Parameter, ...], spec: Any) -> Iterator[str]:
-    """Yields the name of each input: its parameter, and the path below."""
+    """Yields the name of each input: its parameter, and the path within that."""
     positional, named = spec.children
     names = [p.name for p in signature if p.kind == "positional"]
     rest = next((p.name for p in signature if p.kind == "args"), "input")

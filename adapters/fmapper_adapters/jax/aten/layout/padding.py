@@ -57,7 +57,7 @@ def circular_pad(x: Any, pad: Sequence[Any]) -> jax.Array:
 
 @lowering("aten::pad")
 def pad(x: Any, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> jax.Array:
-    """Pads in the mode with this name."""
+    """Pads in the given mode."""
     if mode == "constant":
         return constant_pad(x, pad, 0 if value is None else value)
     return {"reflect": reflection_pad, "replicate": replication_pad, "circular": circular_pad}[

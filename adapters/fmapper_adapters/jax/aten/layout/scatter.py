@@ -34,7 +34,7 @@ def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> jax.Array:
 
 
 def _places(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
-    """Returns where in x the elements of an array of index's shape go."""
+    """Returns indices into x for the elements of an array with the shape of `index`."""
     dim = dim % x.ndim
     return tuple(
         index if d == dim else jax.lax.broadcasted_iota("int32", index.shape, d)

@@ -27,7 +27,7 @@ def _h(x: Any) -> jax.Array:
 def _hermitian(a: Any, lower: bool, symmetric: bool = True) -> Any:
     """Completes Hermitian matrices from one triangle.
 
-    Gradients flow to the whole matrix, as in torch: made `symmetric`, or unchanged.
+    As in torch, gradients reach the whole matrix, and are symmetrised if `symmetric`.
     """
     half = jnp.tril(a) if lower else jnp.triu(a)
     rest = jnp.tril(a, -1) if lower else jnp.triu(a, 1)
