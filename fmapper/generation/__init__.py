@@ -1,8 +1,8 @@
 """Text generation: the programs of a model for a prompt and a step, and the choice of tokens.
 
-decoding    how tokens are chosen, as plain data, and what of a configuration that is
-generation  the two programs of a model, and what a generator must know of it
-generator   `generator`, and what it gives
+decoding    decoding options as plain data, read from configurations
+generation  the two programs of a model, and facts for a generator
+generator   `generator`, and its result
 prompts     prompts of unequal lengths as one array
 file        generators as files
 """

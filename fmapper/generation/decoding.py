@@ -1,4 +1,4 @@
-"""The decoding settings, as plain data."""
+"""The decoding options, as plain data."""
 
 from __future__ import annotations
 
@@ -14,49 +14,50 @@ from fmapper.suggest import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """The settings of generation, by the names of `GenerationConfig` in transformers.
+    """The options of generation, with the names of transformers' `GenerationConfig`.
 
-    What is done to the logits is done in the order of these attributes.
+    The logits are processed in the order of these attributes.
 
     Attributes:
-        sequence_bias: What is added to the logit of the last token of a sequence where the others
-            of it stand before: pairs of tokens and a number.
-        encoder_repetition_penalty: Multiplies the logits of tokens of the prompt; 1 for nothing.
-        repetition_penalty: Divides the logits of tokens that are there already; 1 for nothing.
-        no_repeat_ngram_size: No sequence of so many tokens comes twice; 0 for nothing.
-        encoder_no_repeat_ngram_size: No sequence of so many tokens of the prompt comes; 0 for
-            nothing.
-        bad_words_ids: Sequences of tokens that never come.
-        min_length: How many tokens there are, with the prompt, before a stop token may come.
-        min_new_tokens: How many, without the prompt.
-        forced_bos_token_id: The token that comes first.
-        forced_eos_token_id: The one that comes last, where no stop token came.
+        sequence_bias: Numbers to add to the logit of the last token of a sequence if the others
+            precede it: pairs of tokens and a number.
+        encoder_repetition_penalty: Multiplies the logits of tokens of the prompt; 1 for no effect.
+        repetition_penalty: Divides the logits of tokens that have already occurred; 1 for no
+            effect.
+        no_repeat_ngram_size: No sequence of this many tokens occurs twice; 0 for no effect.
+        encoder_no_repeat_ngram_size: No sequence of this many tokens of the prompt is repeated; 0
+            for no effect.
+        bad_words_ids: Sequences of tokens that are never generated.
+        min_length: The minimal number of tokens, with the prompt, before a stop token.
+        min_new_tokens: The same, without the prompt.
+        forced_bos_token_id: The first new token.
+        forced_eos_token_id: The last token, if no stop token was generated.
         remove_invalid_values: NaN becomes 0, and infinity the largest number.
-        exponential_decay_length_penalty: After how many new tokens the logits of stop tokens rise,
-            and by which factor at each; None for never.
-        suppress_tokens: Tokens that never come.
-        begin_suppress_tokens: Tokens that do not come first.
-        do_sample: Whether tokens are drawn; else the likeliest comes.
+        exponential_decay_length_penalty: The number of new tokens after which the logits of stop
+            tokens rise, and the factor per token; None for never.
+        suppress_tokens: Tokens that are never generated.
+        begin_suppress_tokens: Tokens that are not generated first.
+        do_sample: Whether tokens are sampled; otherwise the likeliest is chosen.
         temperature: Divides the logits.
-        top_h: Keeps the likeliest tokens that have this share of the entropy together; None for
-            all.
-        top_k: How many tokens may come, the likeliest; 0 for all.
-        top_p: As many as have this probability together; 1 for all.
-        min_p: Those that have this share of the highest probability; 0 for all.
-        typical_p: Those whose surprise is nearest to the mean, until they have this probability
-            together; 1 for all.
-        epsilon_cutoff: Those with this probability; 0 for all.
-        eta_cutoff: Those with this probability, or less where the entropy is high; 0 for all.
-        renormalize_logits: Logits become logarithms of probabilities at the end.
-        num_beams: How many texts beam search goes on with for each prompt; 1 for none.
+        top_h: Keeps the likeliest tokens with this total share of the entropy; None for all.
+        top_k: Keeps this many of the likeliest tokens; 0 for all.
+        top_p: Keeps the likeliest tokens with this total probability; 1 for all.
+        min_p: Keeps tokens with at least this share of the highest probability; 0 for all.
+        typical_p: Keeps tokens with a surprise nearest to the mean, up to this total probability; 1
+            for all.
+        epsilon_cutoff: Keeps tokens with at least this probability; 0 for all.
+        eta_cutoff: Keeps tokens with at least this probability, or less if the entropy is high; 0
+            for all.
+        renormalize_logits: Whether logits finally become logarithms of probabilities.
+        num_beams: The number of beams per prompt in beam search; 1 for none.
         length_penalty: The power of a text's length by which its score is divided in beam search.
-        early_stopping: Whether beam search stops where it has as many texts as beams: True, False
-            for a guess whether they can become better, or `"never"` for certainty.
-        num_return_sequences: How many answers each prompt has: the best of beam search, or draws.
-        max_new_tokens: How many may come; None for as many as the cache holds.
-        max_length: How many there may be, with the prompt; `max_new_tokens` goes first.
+        early_stopping: When beam search stops with as many finished texts as beams: True at once,
+            False if an estimate says that they cannot improve, `"never"` if that is certain.
+        num_return_sequences: The number of answers per prompt: the best of beam search, or samples.
+        max_new_tokens: The maximal number of new tokens; None for as many as the cache holds.
+        max_length: The maximal number with the prompt; `max_new_tokens` takes precedence.
         eos_token_id: The tokens after which a row stops.
-        pad_token_id: What a row has after that, and the padding of a prompt that has no mask. None:
+        pad_token_id: The token that fills a row after that, and pads prompts without a mask. None:
             the first of the stop tokens, and no padding.
     """
 
@@ -99,10 +100,10 @@ class Decoding:
         return max(self.num_beams, self.num_return_sequences)
 
     def check(self) -> None:
-        """Checks that these options go together.
+        """Checks that these options are compatible.
 
         Raises:
-            ConversionError: They do not; says what to write instead.
+            ConversionError: They are not; says what to write instead.
         """
         if self.num_beams > 1 and self.do_sample:
             raise ConversionError(
@@ -121,10 +122,10 @@ class Decoding:
             )
 
     def check_effect(self, options: Mapping[str, Any], key: Any = None) -> None:
-        """Checks that options of sampling, and a key, are not given where nothing is drawn.
+        """Checks that sampling options, or a key, are not passed without sampling.
 
         Args:
-            options: The options that were given beside those of the model's configuration.
+            options: The options that were passed in addition to the model's configuration.
             key: The random key of a call.
 
         Raises:
@@ -150,9 +151,9 @@ class Decoding:
         """Returns a copy with some options changed.
 
         Raises:
-            TypeError: There is no such option.
-            ValueError: It has no such value.
-            ConversionError: transformers has such an option, and it is not done here.
+            TypeError: An option does not exist.
+            ValueError: An option has an invalid value.
+            ConversionError: transformers has the option, but it is not supported here.
         """
         changed: dict[str, Any] = {}
         for name, value in options.items():
@@ -175,10 +176,10 @@ def read_config(config: Mapping[str, Any]) -> tuple[Decoding, tuple[str, ...]]:
     """Reads the generation settings of a model.
 
     Args:
-        config: As `GenerationConfig.to_dict()` gives it.
+        config: The result of `GenerationConfig.to_dict()`.
 
     Returns:
-        How tokens are chosen, and a sentence for everything that it asks for and is not done.
+        The decoding options, and a sentence for each unsupported setting.
     """
     options: dict[str, Any] = {}
     missing: list[str] = []
@@ -196,7 +197,7 @@ def read_config(config: Mapping[str, Any]) -> tuple[Decoding, tuple[str, ...]]:
     if options.get("pad_token_id") is None and options.get("eos_token_id") is not None:
         stops = options["eos_token_id"]
         options["pad_token_id"] = stops if isinstance(stops, int) else stops[0]
-    if not options.get("do_sample"):  # a call may ask for it, but nobody has checked these
+    if not options.get("do_sample"):  # calls may set it, but these values were not checked
         for name in _OF_SAMPLES:
             if name in options and not _is_valid(name, options[name]):
                 del options[name]
@@ -204,7 +205,7 @@ def read_config(config: Mapping[str, Any]) -> tuple[Decoding, tuple[str, ...]]:
 
 
 def _drop_negative_tokens(options: dict[str, Any]) -> list[str]:
-    """Removes -1, which stands for no token in old configurations; returns what is not done."""
+    """Removes -1, which means no token in old configurations; returns unsupported settings."""
     stops = options.get("eos_token_id")
     if isinstance(stops, int) and stops < 0:
         del options["eos_token_id"]
@@ -229,7 +230,7 @@ _OF_SAMPLES = (
     "temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
 )  # fmt: skip
 
-# What is refused, with the value that asks for nothing, and the way out.
+# Unsupported options, each with the value that has no effect, and the way out.
 _REFUSED: dict[str, tuple[Any, str]] = {
     "num_beam_groups": (1, "groups of beams are not supported: omit it"),
     "diversity_penalty": (0.0, "groups of beams are not supported: omit it"),
@@ -257,14 +258,14 @@ def _is_idle(name: str, value: Any) -> bool:
     return value is None or value == _REFUSED[name][0]
 
 
-# What does nothing here, as long as it has this value.
+# Options that have no effect here with this value.
 _IDLE: dict[str, Any] = {
     "assistant_confidence_threshold": 0.4,
     "assistant_early_exit": None,
     "assistant_lookbehind": 10,
     "is_assistant": False,
 }
-# What says nothing about which tokens come.
+# Options that do not affect which tokens are chosen.
 _ABOUT = frozenset({
     "bos_token_id", "cache_config", "cache_implementation", "compile_config",
     "decoder_start_token_id", "disable_compile", "low_memory", "max_cache_len",
@@ -294,7 +295,7 @@ def _number(
 ) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name}={value!r} must be a number")
-    number = float(value)  # which may have been a number of NumPy
+    number = float(value)  # perhaps from a NumPy number
     if not (low < number if open_low else low <= number) or not number <= high:
         raise ValueError(f"{name}={value!r} is out of range")
     if not math.isfinite(number):
@@ -303,7 +304,7 @@ def _number(
 
 
 def _whole(value: Any) -> int | None:
-    """Returns a whole number from 0 on as one of Python; None for anything else."""
+    """Converts a whole number, at least 0, to a Python int; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
     return int(value) if 0 <= int(value) < 1 << 31 else None

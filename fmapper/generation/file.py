@@ -1,7 +1,7 @@
-"""Generators as files: a program file with a second program and the settings.
+"""Generators as files: program files with a second program and the decoding options.
 
-The program of a step lies in the place of one for evaluation: it has constants of its own, its
-parameters and buffers are those of the other.
+The program of a step is stored like one for evaluation: it has its own constants, and shares
+parameters and buffers with the other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fmapper.tracebacks import short_traceback
 
 _KEY = "fmapper.generator"
 _VERSION = 1
-_MOST = 1 << 28  # places for tokens, in all rows together
-_MOST_TOKENS = 1 << 20  # of a list of them
+_MOST = 1 << 28  # positions of tokens in all rows together
+_MOST_TOKENS = 1 << 20  # tokens of a list
 _LONGEST_NAME = 200
 
 
@@ -55,7 +55,7 @@ def save_generation(
     }
     if generation.name:
         about["name"] = generation.name
-    if generation.counts_padding:  # files of before do not have it
+    if generation.counts_padding:  # missing in older files
         about["counts_padding"] = True
     write_file(program, path, {_KEY: about})
 
@@ -64,7 +64,7 @@ def save_generation(
 def load_generation(path: str | os.PathLike[str]) -> Generation:
     """Reads a file that `save_generation` has written.
 
-    The file may be of anybody, as that of a program: see `load_program`.
+    The file need not be trusted; see `load_program`.
 
     Raises:
         ProgramFileError: The file holds no generator, or is damaged; says where.
@@ -134,14 +134,14 @@ def _integers(about: Mapping[str, Any], key: str, below: int) -> tuple[int, ...]
 
 
 def _read_name(about: Mapping[str, Any], otherwise: str) -> str:
-    name: str = _get({"name": otherwise, **about}, "name", str)  # files of before do not have it
+    name: str = _get({"name": otherwise, **about}, "name", str)  # missing in older files
     if len(name) > _LONGEST_NAME or not name.isprintable():
         raise Misfit("name is too long, or contains control characters", _KEY)
     return name
 
 
 def _read_decoding(given: Mapping[str, Any], vocabulary: int) -> Decoding:
-    if not set(given) <= set(asdict(Decoding())):  # files of before have fewer
+    if not set(given) <= set(asdict(Decoding())):  # older files have fewer
         raise Misfit("the decoding options have unexpected names", _KEY)
     if any(type(v) is list and len(v) > _MOST_TOKENS for v in given.values()):
         raise Misfit("a list of tokens is too long", _KEY)
@@ -161,7 +161,7 @@ def _check_together(generation: Generation) -> None:
     """Checks that the outputs of one program match the inputs of the other.
 
     Raises:
-        Misfit: It is not.
+        Misfit: They do not.
     """
     step = generation.step
     cache = _part(step.in_spec, 0, 1)

@@ -12,23 +12,23 @@ from fmapper.programs.program import Program
 class Generation:
     """The programs and settings of a model that generates text.
 
-    Both give `{"logits": (batch, vocabulary), "cache": tree}`; the first takes `tokens` and `mask`
-    of shape (batch, columns), the second `tokens` of shape (batch,) and the `cache`.
+    Both return `{"logits": (batch, vocabulary), "cache": tree}`; the first takes `tokens` and
+    `mask` of shape (batch, columns), the second `tokens` of shape (batch,) and the `cache`.
 
     Attributes:
-        prefill: The program of a prompt; None where a prompt goes through steps.
-        step: The program of one token more.
-        decoding: How the model itself wants tokens to be chosen.
-        unsupported: What it asks for and is not done, in sentences.
-        max_length: How many tokens the cache holds, those of the prompt among them.
-        batch: How many rows.
-        vocabulary: How many tokens there are.
-        columns: How many tokens a prompt may have.
+        prefill: The program of a prompt; None if prompts are processed by steps.
+        step: The program of one more token.
+        decoding: The model's own decoding options.
+        unsupported: Unsupported settings of the model, in sentences.
+        max_length: The number of tokens that the cache holds, including the prompt.
+        batch: The number of rows.
+        vocabulary: The size of the vocabulary.
+        columns: The maximal length of a prompt.
         padding: The side on which prompts may be padded further: `left` or `right`.
-        start: Where an encoder takes the prompt: the tokens that the answer begins with.
-        counts_padding: Whether the model has no mask, so that padding in a table of prompts counts
+        start: If an encoder takes the prompt: the tokens with which the answer begins.
+        counts_padding: Whether the model has no mask, so that padding in an array of prompts counts
             as tokens, as in its own `generate`; in lists of unequal lengths it does not.
-        lengths: To how many columns prompts are padded, ascending; powers of two, if it is empty.
+        lengths: The widths to which prompts are padded, ascending; powers of two, if empty.
         name: The class of the model.
     """
 
@@ -47,7 +47,7 @@ class Generation:
     name: str = ""
 
     def bucket(self, columns: int) -> int:
-        """Returns the padded width of a prompt: a program is compiled for each."""
+        """Returns the padded width of a prompt; one program is compiled for each width."""
         if self.lengths:
             return next((size for size in self.lengths if size >= columns), columns)
         size = max(_LEAST, 1 << (columns - 1).bit_length())

@@ -36,10 +36,9 @@ class Generated(NamedTuple):
     """Tokens with the scores by which they were chosen.
 
     Attributes:
-        tokens: Prompts and answers, as a call without `scores=True` gives them.
-        scores: The logits from which each new token was chosen, after all that was done to them, of
-            shape (rows, new tokens, vocabulary). With beams: the score of each text, of shape
-            (rows,).
+        tokens: Prompts and answers, as returned by a call without `scores=True`.
+        scores: The processed logits from which each new token was chosen, of shape (rows, new
+            tokens, vocabulary). With beams: the score of each text, of shape (rows,).
     """
 
     tokens: Any
@@ -50,8 +49,8 @@ class Generator(ABC):
     """A text generator: a call with prompts returns the prompts followed by their answers.
 
     Attributes:
-        generation: The programs of the model, and what is known of it.
-        decoding: How tokens are chosen, where a call does not say otherwise.
+        generation: The programs of the model, and facts about it.
+        decoding: The decoding options, which a call can override.
     """
 
     def __init__(self, generation: Generation, decoding: Decoding) -> None:
@@ -80,22 +79,22 @@ class Generator(ABC):
     ) -> Any:
         """Returns prompts and answers, of shape (rows, width of the prompts + new tokens).
 
-        A row that has stopped is filled with `pad_token_id`; the array ends where all have. There
-        are `num_return_sequences` rows for each prompt.
+        A stopped row is filled with `pad_token_id`; the array ends when all rows have stopped.
+        There are `num_return_sequences` rows for each prompt.
 
         Args:
             input_ids: Tokens of the prompts, of shape (rows, width), padded on the left; or a list
                 of lists or arrays of unequal lengths.
             attention_mask: 1 where there is a token, 0 for padding.
-            key: Where random numbers come from, for `do_sample=True`. A row gets the same numbers
-                whatever the others are: they depend on the key, and the number of the row.
-            scores: Give a `Generated`, with what tokens were chosen by.
-            options: What `Decoding` has, for this call. `eos_token_id` may be a list of lists: the
-                stop tokens of each row.
+            key: The random key for `do_sample=True`. The numbers of a row depend only on the key
+                and the index of the row, not on other rows.
+            scores: Whether to return a `Generated`, which includes scores.
+            options: Decoding options for this call, see `Decoding`. `eos_token_id` may be a list of
+                lists: the stop tokens of each row.
 
         Raises:
-            ProgramInputError: Prompts are not what the generator was made for; says why.
-            ConversionError: Options do not go together; or `key` or an option of sampling is given
+            ProgramInputError: The generator does not accept the prompts; says why.
+            ConversionError: Options are incompatible; or `key` or a sampling option is passed
                 without `do_sample`, so that it would have no effect.
         """
         decoding, stops = self._settings(options, key)
@@ -110,10 +109,10 @@ class Generator(ABC):
     ) -> Iterator[Any]:
         """Yields the new tokens as they are generated, one per row, of shape (rows,).
 
-        Takes what a call takes, and gives the tokens that the call would.
+        Arguments and tokens are those of a call.
 
         Raises:
-            ProgramInputError: As for a call; or beam search was asked for.
+            ProgramInputError: As for a call; or beam search was requested.
         """
         decoding, stops = self._settings(options, key)
         given = prompts.read(self.generation, decoding, input_ids, attention_mask)
@@ -164,15 +163,15 @@ class Generator(ABC):
 
     @abstractmethod
     def live_arrays(self) -> dict[str, Any]:
-        """Returns the arrays as they lie in memory, by the names of the model."""
+        """Returns the arrays in memory, by the names of the model."""
 
     @abstractmethod
     def layout(self) -> Rules:
-        """Returns the rules that make the arrays that are held of those of the model."""
+        """Returns the rules from the model's arrays to the stored ones."""
 
     @abstractmethod
     def hold(self, arrays: Mapping[str, Any]) -> None:
-        """Replaces the arrays that are held, for calls that begin after.
+        """Replaces the stored arrays, for later calls.
 
         Args:
             arrays: All that `held` gives, in the same layouts.
@@ -180,7 +179,7 @@ class Generator(ABC):
 
     @abstractmethod
     def as_generation(self) -> Generation:
-        """Returns the programs with the arrays of this generator, to be saved."""
+        """Returns the programs with the arrays of this generator, for saving."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes programs, arrays and settings to one safetensors file."""
@@ -214,10 +213,10 @@ class Generator(ABC):
         return decoding, stops
 
     def _check_stops(self, stops: Any, rows: int) -> None:
-        """Checks that stop tokens are given for each prompt, or for none.
+        """Checks that stop tokens per row are passed for every prompt.
 
         Raises:
-            ProgramInputError: They are not.
+            ProgramInputError: The numbers of rows differ.
         """
         if stops is not None and len(stops) != rows:
             raise ProgramInputError(
@@ -229,7 +228,7 @@ class Generator(ABC):
         """Returns the largest number of new tokens.
 
         Raises:
-            ProgramInputError: The cache does not hold so many.
+            ProgramInputError: The cache cannot hold that many.
         """
         start = len(self.generation.start) or given.tokens.shape[1]
         room = self.max_length - start
@@ -258,30 +257,30 @@ def generator(
     check: bool = True,
     **options: Any,
 ) -> Generator:
-    """Returns a text generator for a model, computed in another framework.
+    """Creates a text generator that runs a model in another framework.
 
-    Its programs for a prompt and for one token more are recorded once each, with a cache of fixed
-    size. Prompts are padded to few lengths, for each of which a program is compiled; all tokens
-    after it are one program.
+    Its programs for a prompt and for one more token are recorded once each, with a cache of fixed
+    size. Prompts are padded to a few lengths, for each of which a program is compiled; all later
+    tokens share one program.
 
     Args:
         model: A model of transformers that has `generate`: causal, or with an encoder. Or a
             `torch.nn.Module` with two methods: `prefill(tokens, mask)` takes the tokens of prompts
-            that are padded on the left and 1 where there is one, both of shape (batch, columns);
+            that are padded on the left and a mask, 1 for tokens, both of shape (batch, columns);
             `step(tokens, cache)` takes one token per row. Each returns the logits, of shape (batch,
-            vocabulary), and the cache: tuples, lists and dicts of tensors, whose shapes stay. Or
-            a folder in the Hub's layout, as `from_pretrained` takes it: tokens are then chosen as
-            its `generation_config.json` says.
-        max_length: How many tokens the cache holds, those of the prompt among them.
-        batch: How many prompts a call takes at most; with beams, or several answers to each, of as
-            many as the options say here.
+            vocabulary), and the cache: tuples, lists and dicts of tensors with constant shapes. Or
+            a folder in the Hub's layout, as for `from_pretrained`, whose `generation_config.json`
+            has the decoding options.
+        max_length: The number of tokens that the cache holds, including the prompt.
+        batch: The maximal number of prompts per call, with the number of beams or answers per
+            prompt in `options`.
         to: The framework that computes; None for the one that can.
-        check: Compare what is recorded with the model.
-        options: How tokens are chosen, as `Decoding` has it, where it is not to be as the model's
-            own `generation_config` says; and what is particular to the framework.
+        check: Whether to compare the recording with the model.
+        options: Decoding options, see `Decoding`, that override the model's own
+            `generation_config`; and options of the framework.
 
     Raises:
-        ConversionError: It cannot be recorded, or an option asks for what is not done here.
+        ConversionError: The model cannot be recorded, or an option is not supported.
     """
     for name, value in (("max_length", max_length), ("batch", batch)):
         if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
@@ -289,7 +288,7 @@ def generator(
     max_length, batch = int(max_length), int(batch)
     if max_length < 2:
         raise ConversionError("max_length=1 leaves no room for a new token")
-    Decoding().with_options(options_of(options))  # says what is wrong before it takes time
+    Decoding().with_options(options_of(options))  # raises before the slow recording
     target = _target(to)
     _check_names(target, options)
     if isinstance(model, str | os.PathLike):
@@ -328,7 +327,7 @@ def make(generation: Generation, target: Models, options: dict[str, Any]) -> Gen
     """Builds the generator of a target framework, and warns of settings that have no effect.
 
     Raises:
-        ConversionError: Options do not go together, or ask for what is not done.
+        ConversionError: Options are incompatible or unsupported.
     """
     settings = options_of(options)
     others = {name: value for name, value in options.items() if name not in settings}
@@ -363,7 +362,7 @@ def _target(to: str | None) -> Models:
     """Returns the target framework.
 
     Raises:
-        BackendUnavailableError: None that is here generates.
+        BackendUnavailableError: No installed framework supports generators.
     """
     if to is not None:
         target, variant = find_target(to)

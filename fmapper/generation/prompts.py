@@ -15,10 +15,10 @@ class Prompts(NamedTuple):
     """Prompts in the form that a program takes.
 
     Attributes:
-        tokens: As they were given, of shape (rows, width), each as often as there are copies.
-        mask: Of the same shape: True where there is a token.
-        columns: The tokens for the program, padded in both directions: (batch, bucket).
-        column_mask: Its mask, of int32.
+        tokens: The tokens of shape (rows, width), with a row for each copy of a prompt.
+        mask: Of the same shape: True for tokens.
+        columns: The tokens for the program, padded in both dimensions: (batch, bucket).
+        column_mask: Their mask, of int32.
     """
 
     tokens: Any
@@ -33,14 +33,14 @@ def read(
     """Reads prompts into the shape that a program takes.
 
     Args:
-        generation: What they are for.
-        decoding: Says which token is padding.
+        generation: The data of the generator.
+        decoding: The decoding options, with the padding token.
         input_ids: An array of any backend of shape (rows, width) or (width,), or lists of unequal
             lengths, which are padded on the left.
-        attention_mask: 1 where there is a token; None where the padding says so itself.
+        attention_mask: 1 for tokens, 0 for padding; None to infer it from padding tokens.
 
     Raises:
-        ProgramInputError: They are not prompts for this generator; says why.
+        ProgramInputError: The generator does not accept the prompts; says why.
     """
     import numpy as np
 
@@ -107,7 +107,7 @@ def _arrays(
     if _is_lists(input_ids):
         rows = _rows(name, "input_ids", input_ids)
         masks = [np.ones(len(row), bool) for row in rows]
-        if attention_mask is not None:  # as tokenizers return it beside lists
+        if attention_mask is not None:  # tokenizers return the mask as lists, too
             masks = [row != 0 for row in _rows(name, "attention_mask", attention_mask)]
             lengths = [[len(row) for row in each] for each in (masks, rows)]
             if lengths[0] != lengths[1]:
@@ -148,7 +148,7 @@ def _rows(name: str, what: str, given: Any) -> list[Any]:
     """Reads rows of unequal lengths: lists of numbers, or arrays of any backend.
 
     Raises:
-        ProgramInputError: They hold something else, or nothing.
+        ProgramInputError: They contain something else, or nothing.
     """
     import numpy as np
 
@@ -160,7 +160,7 @@ def _rows(name: str, what: str, given: Any) -> list[Any]:
     for at, row in enumerate(given):
         try:
             numbers = np.asarray(row if _is_lists(row) else to_numpy(row))
-        except ValueError:  # lists within it, of unequal lengths
+        except ValueError:  # nested lists of unequal lengths
             numbers = np.asarray(row, object)
         if numbers.size == 0 and numbers.ndim == 1:
             raise ProgramInputError(f"{name}: the prompts are empty: row {at} of {what} has none")

@@ -1,21 +1,21 @@
 """A model's computation as plain data, for authors of lowerings and of target frameworks.
 
-A source framework records a `Program`, a target lowers each `Call` in it and binds the arrays.
-Nothing here knows any framework: a program can be saved, checked, and loaded elsewhere.
+A source framework records a `Program`; a target lowers each `Call` in it and binds the arrays.
+Nothing here depends on a framework: a program can be saved, checked, and loaded elsewhere.
 
     program       the data: graphs of calls, inputs, arrays
     reading       for recorders: source text, arguments, constructors, calls of submodules
     treespec      the structure of arguments and results
     sizes         sizes that are computed from others
     bind          arguments of a call to inputs of a program
-    echoes        outputs of the classes of arguments: caches
+    echoes        outputs with the classes of arguments, such as caches
     lowering      the tables of lowerings
     convert       `convert`: record, lower, check
     steps         each of these steps, one thread at a time
-    check_target  the converted model against its source, at several sizes
-    check_source  what was recorded against its source
+    check_target  compares the converted model with its source, at several sizes
+    check_source  compares the recording with its source
     file          programs as files
-    file_grammar  what each field of a file may say
+    file_grammar  the values that each field of a file may have
     file_json     programs as JSON
 """
 

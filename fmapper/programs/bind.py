@@ -23,16 +23,16 @@ def bind(
 ) -> list[Any]:
     """Returns the leaves of a call in the order of the program's inputs.
 
-    Arguments may be given by position or by keyword, whichever way the examples were given. One
-    that the examples lacked may be given only as its default, and one that was a constant among the
-    examples may be left out if that is its default. So may those of `program.ones_like`.
+    Arguments may be passed by position or by keyword, whatever the examples used. One that the
+    examples lacked may only be passed with its default value, and one that was a constant in the
+    examples may be omitted if that is its default. So may those of `program.ones_like`.
 
     Args:
         program: The program.
-        args: What is given by position.
-        kwargs: What is given by keyword.
-        sparing: An argument with a default that no operation uses may be left out, as random keys
-            in evaluation; its leaves are None then.
+        args: The arguments by position.
+        kwargs: The arguments by keyword.
+        sparing: Whether an argument with a default that no operation uses may be omitted, such as
+            random keys in evaluation; its leaves are then None.
 
     Raises:
         ProgramInputError: Arguments are missing, left over, or of another structure.
@@ -43,7 +43,7 @@ def bind(
     for name, other in program.ones_like.items():
         is_taken = name in names or name in keyword.keys
         if is_taken and given.get(name) is None and hasattr(given.get(other), "shape"):
-            given[name] = given[other] * 0 + 1  # where the other is: on its device, in its shards
+            given[name] = given[other] * 0 + 1  # on the device and in the shards of the other
     static = _static_values(program)
     leaves: list[Any] = []
     for name, spec in (
@@ -89,7 +89,7 @@ def leaf_paths(program: Program) -> list[str]:
 
 
 def name_sizes(program: Program, text: str) -> str:
-    """Replaces the names of sizes that a recorder made by the places where they are given."""
+    """Replaces a recorder's names of sizes by the inputs that have these sizes."""
     places: dict[str, str] = {}
     users = [user for user in program.inputs if user.kind in ("user", "static")]
     for user, path in zip(users, leaf_paths(program), strict=True):
@@ -103,7 +103,7 @@ def by_name(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     """Returns the arguments of a call by their names.
 
     Raises:
-        ProgramInputError: One is given twice.
+        ProgramInputError: An argument is passed twice.
     """
     names = _positions(program.signature, len(args))
     given: dict[Any, Any] = dict(zip(names, args, strict=True))
@@ -161,7 +161,7 @@ def _value_of_omitted(
 
 
 def _unknown(program: Program, given: Mapping[Any, Any]) -> str:
-    """Names the arguments that a signature has not, such as a name with a typo."""
+    """Names the arguments that the signature lacks, such as a misspelt name."""
     names = [p.name for p in program.signature if p.kind in ("positional", "keyword")]
     if not names or any(p.kind == "kwargs" for p in program.signature):
         return ""

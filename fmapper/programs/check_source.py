@@ -1,4 +1,4 @@
-"""Runs what a conversion hands over on the examples, and compares it with the model."""
+"""Runs the result of a conversion on the examples, and compares it with the model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fmapper.verification.models.owners import inputs_for
 from fmapper.verification.models.turns import in_turn
 from fmapper.warn import keeping_warnings, warn
 
-_SLACK = 10  # times what `verify` allows: compilers order sums as they like
+_SLACK = 10  # times the bound of `verify`, because compilers reorder sums
 
 
-@in_turn  # a model that is called while another one is recorded may do something else
+@in_turn  # a call while another model is recorded may behave differently
 def refuse_difference(
     model: Any,
     source: Models,
@@ -28,8 +28,8 @@ def refuse_difference(
 ) -> None:
     """Compares both on the example inputs; a model with random numbers is only run.
 
-    Outputs that rounding alone can have made so, as float64 tells, do not count as a difference,
-    nor do those that differ by the order of equal elements, of which it warns.
+    Differences that rounding explains, according to float64, are ignored, and so are those from the
+    order of equal elements, for which it warns.
 
     Raises:
         ConversionError: They differ; says where first.
@@ -37,7 +37,7 @@ def refuse_difference(
     from fmapper.verification.comparison import compare, differences
     from fmapper.verification.location import TIES
 
-    with keeping_warnings():  # a call says them, too
+    with keeping_warnings():  # the call itself gives these warnings, too
         try:
             given = inputs_for(target, args, kwargs)
         except MoveError:  # examples without values, as on the meta device
@@ -51,7 +51,7 @@ def refuse_difference(
             )
         except FmapperError:
             raise
-        except Exception as error:  # of the model's code, though it could be recorded
+        except Exception as error:  # an error of the model's code, although it could be recorded
             raise ConversionError(
                 f"{type(model).__name__} does not run on the examples itself, though it was "
                 f"recorded: {type(error).__name__}: {str(error).strip()[:500]}"

@@ -45,7 +45,7 @@ def check(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Compares both models in each recorded mode, and at other sizes where sizes vary.
+    """Compares both models in each recorded mode, and at other sizes if sizes vary.
 
     Raises:
         ConversionError: They differ, or the converted model does not run; the message says where.
@@ -132,7 +132,7 @@ def _prepare(
         if run is not None:
             run(0.0)
         return run
-    except Exception as error:  # whatever the code of a user raises
+    except Exception as error:  # anything that the user's code raises
         text = str(error).strip().splitlines()
         return f"{type(error).__name__}: {text[0][:200] if text else ''}"
 
@@ -241,7 +241,7 @@ def _problem(expected: Any, actual: Any) -> str:
 def _is_open(
     program: Program, run: Callable[..., Outcome], path: str, expected: Any, actual: Any
 ) -> bool:
-    """Returns whether several results are correct, or the last bits decide.
+    """Returns whether several results are correct, or the last bits of inputs decide.
 
     A compiler that fuses operations rounds differently than single operations do, which can turn
     `exp(x - max(x))` into NaN where x is large: both are valid outputs of the model.

@@ -75,8 +75,8 @@ class _Scanned(_Structured, total=False):
     scan: bool
 
 
-# A tree that nobody can call is not a model: it is moved, and keeps its class. A structured model
-# is of a class that is written when the program runs: no type is known of it.
+# A tree that is not callable is not a model: it is moved, and keeps its class. A structured model
+# has a class that is generated at run time, so that its type is unknown.
 # fmt: off
 @overload
 def convert(model: Model, to: Literal["jax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForJax]) -> JaxModel: ...  # noqa: E501
@@ -113,63 +113,62 @@ def convert(
 ) -> Any:
     """Converts a model to another framework: records its program and lowers it.
 
-    A tree without a model of any framework, as a functor, is moved leaf by leaf.
+    A tree without a framework's model, such as a functor, is moved leaf by leaf.
 
     Args:
         model: A `torch.nn.Module`; for `torch` a module of NNX, a pair of a Linen module and its
-            variables, an Equinox module or another tree of JAX arrays that is called, a function,
-            or a pair of a function and its parameters. It is not changed. Or a `Program` from
+            variables, an Equinox module or another callable tree of JAX arrays, a function, or a
+            pair of a function and its parameters. It is not changed. Or a `Program` from
             `load_program`.
         to: The target: `jax`, `flax` (or `nnx`, the same), `linen` or `torch`; with
             `structure=True` also `equinox`.
-        example_inputs: What the model is called with, by position. Arrays may be of any backend.
-        example_kwargs: What it is called with by keyword.
-        dynamic_shapes: Which sizes may vary, as `torch.export.export` takes it; all others are
-            fixed to those of the examples. `auto`: all that the code does not fix, with a
-            `FixedSizeWarning` that says which it fixes and why; sizes of 0 and 1 among the examples
-            are fixed, so give larger ones; if a module of torch computes sizes by more than 60
-            operations, only the first size of each input varies. Also in the words of `jax.export`,
-            as `["batch, _"]`: a text for each input. What Python decides by such a size
-            (`if x.shape[0] % 2`) is decided for the examples; for inputs of which it is not true
-            the model raises `ProgramInputError`.
-        train: Record what the model does in training: dropout, batch statistics. For `torch` that
-            is recorded unasked where it can be, beside evaluation; True makes it an error if not.
-        check: Compare with the model on the example inputs: what was recorded, in its own
-            framework, for a model of torch, which may do something else while it is recorded, and
-            then the converted model, whose operations must give the dtypes of torch, too (its first
-            call is compiled by that); the converted model for one of JAX, and with sizes that vary
-            on others, too.
-        strict: For functions of JAX that use arrays of an object which nobody declared: False makes
-            those constants, which are not trained, where else they are an error.
-        specialize: Where sizes depend on the values of tensors and are not padded, take those that
-            the values of the examples give: the program checks them, and compiles.
+        example_inputs: The positional inputs of a call. Arrays may be of any backend.
+        example_kwargs: The keyword inputs of a call.
+        dynamic_shapes: Which sizes may vary, as for `torch.export.export`; all others are fixed to
+            those of the examples. `auto`: all that the code does not fix, with a `FixedSizeWarning`
+            that says which it fixes and why; sizes of 0 and 1 in the examples are fixed, so pass
+            larger ones; if a torch module computes sizes by more than 60 operations, only the first
+            size of each input varies. Also in the notation of `jax.export`, as `["batch, _"]`: a
+            text for each input. Decisions of Python code that depend on such a size (`if x.shape[0]
+            % 2`) are fixed to those of the examples; for inputs that would decide otherwise the
+            model raises `ProgramInputError`.
+        train: Whether to record training, with dropout and batch statistics. For `torch` it is
+            recorded by default besides evaluation, if possible; True makes it an error if not.
+        check: Whether to compare with the model on the example inputs. For a torch model, which may
+            behave differently while it is recorded, the recording is compared in torch, and then
+            the converted model, whose operations must also have torch's dtypes (this compiles its
+            first call). For a JAX model the converted model is compared, also at other sizes if
+            sizes vary.
+        strict: For JAX functions that use arrays in undeclared objects: False makes them constants,
+            which are not trained; by default they are an error.
+        specialize: Whether to fix sizes that depend on the values of tensors, and are not padded,
+            to those of the examples: the program checks them, and can be compiled.
         precision: For JAX, Flax and Linen, the precision of matrix products in float32: `highest`
-            unless given. None leaves it to `jax.default_matmul_precision`.
+            by default. None leaves it to `jax.default_matmul_precision`.
         rngs: For Flax, an `nnx.Rngs` that the model keeps.
-        structure: For Flax, Equinox and torch, True for a module with the model's own classes and
-            layers of the framework in them, whose code `fmapper.source` shows. Equinox always needs
-            it.
-        scan: With `structure=True` for Flax and Equinox, True for blocks that repeat as one with
+        structure: For Flax, Equinox and torch, True for a module of the model's own classes with
+            layers of the framework, whose code `fmapper.source` shows. Equinox always needs it.
+        scan: With `structure=True` for Flax and Equinox, True for repeated blocks as one block with
             stacked arrays, called by a scan.
-        fused: For torch, False to compute everything as the program spells it out, where torch's
-            own softmax, norms and attention will not do, as for second derivatives of attention.
-        options: The last five: the adapter of the target reads them.
+        fused: For torch, False to run the program's operations one by one, if torch's own softmax,
+            norms and attention are unsuitable, for example for second derivatives of attention.
+        options: The last five, which the adapter of the target reads.
 
     Returns:
-        For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called as the module is. For
+        For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called like the module. For
         `flax` a `FlaxModel`, an `nnx.Module` with the variables in a tree of the module's names.
-        For `linen` a `LinenModel`, a `linen.Module` whose `init` returns the converted arrays.
-        For `torch` a `TorchModel`, a `torch.nn.Module` with the names of the model.
+        For `linen` a `LinenModel`, a `linen.Module` whose `init` returns the converted arrays. For
+        `torch` a `TorchModel`, a `torch.nn.Module` with the names of the model.
 
     Raises:
-        ConversionError: The program cannot be recorded, or `check` finds a difference; or there
-            is no such option, or value of it.
-        NotAFunctorError: An object that nobody declared holds arrays of the model.
+        ConversionError: The program cannot be recorded, or `check` finds a difference; or an option
+            or its value is invalid.
+        NotAFunctorError: An undeclared object holds arrays of the model.
         UnsupportedOpsError: Operations have no lowering; lists all of them.
         BackendUnavailableError: There is no such target, or it is not installed.
 
-    For type checkers a model that can be called becomes one of the target, and every other tree
-    stays of its class. A functor that can be called, and is only to be moved, goes to a mover.
+    For type checkers a callable model becomes one of the target, and every other tree keeps its
+    class. To only move a callable functor, use a mover.
 
     Examples:
         >>> import fmapper, torch
@@ -207,10 +206,10 @@ def convert_with_arrays(
     modes: bool = False,
     **options: Any,
 ) -> Any:
-    """Converts a model as `convert` does, with arrays of a checkpoint in place of its own.
+    """Converts a model like `convert`, with arrays of a checkpoint in place of its own.
 
-    With `modes` the model's own code is recorded for evaluation, too. `convert` tries that where
-    the program for training alone gives other results in evaluation.
+    With `modes` the model's own code is also recorded for evaluation. `convert` tries that if the
+    program for training has other results in evaluation.
     """
     target, variant = find_target(to)
     others = {*_Options.__annotations__, "example_inputs", "example_kwargs"}
@@ -280,7 +279,7 @@ def convert_with_arrays(
         if program.fixed:
             lines = "\n".join(f"  {sentence}" for sentence in program.fixed)
             warn(f"{program.name}: these sizes are fixed:\n{lines}", FixedSizeWarning)
-        check = check and arrays is None  # else the model itself has no values to compare with
+        check = check and arrays is None  # otherwise the model itself has no values to compare with
         if check:
             say(f"comparing {type(model).__name__} and what was made of it")
             is_one = bool(options.get("structure"))  # a structured model has both modes
@@ -307,7 +306,7 @@ def convert_with_arrays(
 
 
 def _modes_of(program: Program, *, is_one: bool) -> list[Program]:
-    """Returns the programs with which a model is compared, where it `is_one` for both modes."""
+    """Returns the programs with which to compare a model, which if `is_one` has both modes."""
     other = program.evaluation
     if is_one and program.train and (other is None or other.train):
         program = replace(program, evaluation=None)
@@ -316,10 +315,10 @@ def _modes_of(program: Program, *, is_one: bool) -> list[Program]:
 
 
 def _check_is_no_substitute(model: Any, source: Models | None, target: Models) -> None:
-    """Raises for an object that was probably passed in place of a model.
+    """Raises for an object that was probably passed by mistake for a model.
 
     Raises:
-        ConversionError: Says what to hand in.
+        ConversionError: It is such an object; says what to pass instead.
     """
     if source is not None:
         return
@@ -337,9 +336,9 @@ def _check_is_no_substitute(model: Any, source: Models | None, target: Models) -
 
 
 def _is_called(model: Any) -> bool:
-    """Returns whether an object is a program rather than a mere tree of arrays.
+    """Returns whether an object is callable rather than a mere tree of arrays.
 
-    A declared class may have a `__call__` that computes with the arrays of every framework.
+    A declared class may have a `__call__` that computes with arrays of any framework.
     """
     first = model[0] if isinstance(model, tuple) and len(model) == 2 else model
     return callable(first) and declaration_of(type(first)) is None
@@ -363,7 +362,7 @@ def _move(tree: Any, target: Models) -> Any:
     """Moves the arrays of a tree.
 
     Raises:
-        ConversionError: There are none, so that nothing would be converted.
+        ConversionError: There are no arrays, so that nothing would be converted.
     """
     moved = mover_to(target)(tree)
     if not _holds_arrays(moved):
@@ -375,10 +374,10 @@ def _move(tree: Any, target: Models) -> Any:
 
 
 def _move_within(model: Any, source: Models, target: Models) -> Any:
-    """Moves the arrays of a model whose program is one of the framework already.
+    """Moves the arrays of a model whose code already belongs to the framework.
 
     Raises:
-        ConversionError: All arrays are there already, so nothing would be converted, or the
+        ConversionError: All arrays are already there, so that nothing would be converted, or the
             target has models of its own.
     """
     family = family_of(target)
@@ -397,7 +396,7 @@ def _move_within(model: Any, source: Models, target: Models) -> Any:
 def _check_moved(
     moved: Any, target: Models, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Calls a functor whose arrays have been moved: its code may be one of another framework.
+    """Calls a functor whose arrays have been moved, since its code may need another framework.
 
     Raises:
         ConversionError: It does not compute with the arrays of the target.

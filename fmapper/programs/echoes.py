@@ -16,11 +16,11 @@ Steps: TypeAlias = "tuple[Any, ...]"
 class Echoes:
     """Outputs that have the class and structure of an argument.
 
-    A program gives records in place of foreign classes. A cache that goes through a loop must come
-    out as what it went in: where the caller gave an object of the class, the output is one, too.
+    A program returns records in place of foreign classes. A cache that goes through a loop must
+    keep its class: if the caller passed an object of the class, the output is one, too.
 
     Args:
-        program: The program; of each structure one argument and one output must have it.
+        program: The program; each structure must belong to one argument and one output only.
     """
 
     def __init__(self, program: Program) -> None:
@@ -69,7 +69,7 @@ def _at(tree: Any, steps: Steps) -> Any:
     for step in steps:
         try:
             tree = tree[step]
-        except (KeyError, IndexError, TypeError):  # given as an object of another class
+        except (KeyError, IndexError, TypeError):  # passed as an object of another class
             return None
     return tree
 
@@ -89,7 +89,7 @@ def _with(tree: Any, steps: Steps, node: Any, spec: TreeSpec) -> Any:
 
 
 def _like(node: Any, spec: TreeSpec, new: Any) -> Any:
-    """Makes an object of the class of `node` with the contents of a record."""
+    """Creates an object of the class of `node` with the contents of a record."""
     if spec.kind == "leaf":
         return new
     if spec.kind == "dict":

@@ -38,18 +38,18 @@ _IN_EVALUATION = "evaluation/constant/"
 def save_program(program: Program, path: str | os.PathLike[str], *, to: str | None = None) -> None:
     """Writes a program and its arrays to a file, from which `load` and `load_program` read it.
 
-    Neither the framework that it comes from nor the one that it runs in is needed to read it.
+    Reading it requires neither the framework of its source nor one to run it.
 
     Args:
         program: The program; its arrays may be of any backend.
-        path: The file, by custom with the ending `.safetensors`. It is replaced as a whole: what is
-            written lies beside it as `NAME.PID-THREAD.tmp` until it is complete. What a process
-            that was killed has left there goes at the next `save` to this path.
-        to: The target to which `load` converts the program, unless it is given another.
+        path: The file, usually with the ending `.safetensors`. It is replaced as a whole: the new
+            file is beside it as `NAME.PID-THREAD.tmp` until it is complete. The next `save` to this
+            path removes the remains of a killed process.
+        to: The target to which `load` converts the program by default.
 
     Raises:
         ConversionError: An array has a dtype that the format lacks, no file can have this name, or
-            the program is that of a converted model, which holds the arrays itself.
+            the program belongs to a converted model, which holds the arrays itself.
     """
     if not isinstance(program, Program):
         raise TypeError(
@@ -109,18 +109,18 @@ def _path(path: str | os.PathLike[str]) -> Path:
 
 @short_traceback
 def load_program(path: str | os.PathLike[str]) -> Program:
-    """Reads a program that `save_program` has written, to be lowered by `convert`.
+    """Reads a program that `save_program` has written, for `convert`.
 
-    The file may be of anybody: every field is checked, nothing in it is run, and nothing that it
-    names is opened. Time and memory are in proportion to its length.
+    The file need not be trusted: every field is checked, nothing in it is run, and no file that it
+    names is opened. Time and memory are proportional to its length.
 
     Returns:
         The program, with NumPy arrays.
 
     Raises:
-        ProgramFileError: The file holds no program, or is damaged; says where. The only error,
-            whatever is in the file. Or no file can have this name.
-        OSError: There is no file of this name, or it may not be read.
+        ProgramFileError: The file holds no program, or is damaged; says where. No other error
+            depends on the contents. Or no file can have this name.
+        OSError: The file does not exist, or may not be read.
     """
     return read_file(path, _alone)
 
@@ -140,7 +140,7 @@ def holds_program(metadata: Mapping[str, Any]) -> bool:
 
 @short_traceback
 def load_model(path: str | os.PathLike[str], to: str | None = None) -> Any:
-    """Returns the model of a program in a file, converted to a target.
+    """Reads a program from a file and converts it to a target.
 
     Args:
         path: The file.
@@ -149,9 +149,9 @@ def load_model(path: str | os.PathLike[str], to: str | None = None) -> Any:
     Raises:
         ProgramFileError: The file holds no program, holds more than one, or names no target.
         UnsupportedOpsError: The program has operations without a lowering.
-        BackendUnavailableError: There is no such target, or it is not installed.
+        BackendUnavailableError: The target does not exist, or is not installed.
     """
-    from fmapper.programs.convert import convert_with_arrays  # which imports what reads files
+    from fmapper.programs.convert import convert_with_arrays  # it imports this module
 
     program, target = read_file(path, lambda *parts: (_alone(*parts), _target_in(parts[1])))
     if to is None and target is None:
@@ -175,7 +175,7 @@ def _target_in(metadata: Mapping[str, Any]) -> str | None:
 
 
 def read_file(path: str | os.PathLike[str], make: Callable[[Program, Mapping[str, Any]], T]) -> T:
-    """Reads a program and its notes from a file, and returns what `make` makes of them.
+    """Reads a program and its notes from a file, and returns the result of `make` for them.
 
     Args:
         path: The file.
@@ -183,7 +183,7 @@ def read_file(path: str | os.PathLike[str], make: Callable[[Program, Mapping[str
 
     Raises:
         ProgramFileError: The file holds no program, or is damaged; says where.
-        OSError: There is no file of this name, or it may not be read.
+        OSError: The file does not exist, or may not be read.
     """
     source = _path(path)
     try:
@@ -197,7 +197,7 @@ def read_program(file: BinaryIO, size: int) -> Program:
     """Reads the program from an open file of `size` bytes.
 
     Raises:
-        Misfit: It holds none, or is damaged.
+        Misfit: It holds no program, or is damaged.
     """
     return _read(file, size)[0]
 
@@ -205,7 +205,7 @@ def read_program(file: BinaryIO, size: int) -> Program:
 def _read(file: BinaryIO, size: int) -> tuple[Program, Mapping[str, Any]]:
     try:
         return _program(file, size)
-    except RecursionError:  # whoever calls this is deep down the stack already
+    except RecursionError:  # the caller is already deep in the stack
         raise Misfit("is nested too deeply") from None
 
 
@@ -279,7 +279,7 @@ def _names(about: Mapping[str, Any]) -> set[str]:
 
 
 def _arrays(file: BinaryIO, header: Header, wanted: Collection[str]) -> dict[str, Any]:
-    """Reads those arrays of a header that are wanted; a file may hold others, of any size."""
+    """Reads the requested arrays of a header; the file may hold others, of any size."""
     for name, entry in header.entries.items():
         with within(ascii(name)[1:-1][:60]):
             check_array_name(name)

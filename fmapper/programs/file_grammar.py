@@ -31,7 +31,7 @@ from fmapper.programs.treespec import DType, Ref, Scalar, Size, TreeSpec
 MOST_ELEMENTS = 1 << 40  # of any array in a program
 _MOST_DIMENSIONS = 64
 _MOST_SYMBOLS = 512
-_MOST_PARTS = 100  # of an array name, which is as deep as the modules are nested
+_MOST_PARTS = 100  # keys of an array name, which is as deep as the modules are nested
 
 _CONTROL = r"\x00-\x1f\x7f-\x9f\u2028\u2029"
 _LINE = re.compile(rf"[^{_CONTROL}]{{0,4096}}")

@@ -1,4 +1,4 @@
-"""The table of lowerings of a target framework: registration and look-up."""
+"""The table of lowerings of a target framework: registration and lookup."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fmapper.errors import DeclarationError, UnsupportedOpsError
 from fmapper.programs.program import Call
 
 Int64 = Literal["computes", "moves", "picks", "casts", "looks"]
-"""What an operation does with the elements of arrays of integers.
+"""How an operation uses the elements of integer arrays.
 
-`computes`: makes others of them. `moves`: gives elements of its arguments, or a choice between
-them. `picks`: moves, and its second result are their places. `casts`: moves if the dtype stays.
-`looks`: gives none, and the same for any two integers in one order.
+`computes`: its results have new integers. `moves`: its results have elements of its arguments, or a
+selection of them. `picks`: it moves, and its second result has their positions. `casts`: it moves
+if the dtype is unchanged. `looks`: its result has none of them, and depends only on their order.
 """
 
 
@@ -25,24 +25,26 @@ class Lowering:
     """The function that computes an operation in a target framework, and facts about it.
 
     Attributes:
-        function: Takes the arguments of the operation as its schema has them, arrays as the
-            target's, and returns the results.
+        function: Takes the arguments of the operation's schema, with arrays of the target, and
+            returns the results.
         random: It takes a keyword `key`, the source of its random numbers; `optional` if that may
-            be None, for operations that draw numbers in training only.
+            be None, for operations that draw numbers only in training.
         data_dependent_shape: The shape of its result depends on values, so it cannot be compiled.
-        returns_number: It gives a number, no array, which counts as one when dtypes are promoted.
+        returns_number: It returns a number instead of an array, which counts as one in dtype
+            promotion.
         takes_numbers: It takes a `Scalar` beside an array as a Python number.
-        takes_avals: It takes a keyword `avals`, which tells the dtypes and shapes of operands
-            and results as the source framework has them.
-        whole: A recorder leaves the operation as it is. False where it may write it in terms of
-            others, as it does of those that nothing lowers.
-        int64: What it does with integers of 64 bits, for targets that hold 32: `Int64`, or a
-            function of the call that says so. Numbers that mark a place, as the ends of int64 do,
-            become the ends of int32 where no operation computes with them.
-        elements: Where it takes numbers that become elements, or are computed with them, by
-            position; those that do not fit into 32 bits are lost. All others are sizes and places.
-        dims: What it does with dimensions, as a rule of `fmapper.meshes` from which sharding is
-            derived. An operation without one needs its operands whole.
+        takes_avals: It takes a keyword `avals`, with the dtypes and shapes of operands and results
+            in the source framework.
+        whole: A recorder leaves the operation as it is. False if it may decompose it, like
+            operations without a lowering.
+        int64: How it uses integers of 64 bits, for targets with 32: `Int64`, or a function of the
+            call that returns it. The limits of int64, used as markers, become those of int32 if no
+            operation computes with them.
+        elements: The positions of numbers that become elements, or with which elements are
+            computed; those that do not fit into 32 bits are lost. All others are sizes and
+            positions.
+        dims: The rule for its dimensions, from which `fmapper.meshes` derives sharding. An
+            operation without one needs its operands whole.
     """
 
     function: Callable[..., Any]
@@ -58,7 +60,7 @@ class Lowering:
 
 
 class Facts(TypedDict, total=False):
-    """The attributes of a `Lowering` beside its function."""
+    """The attributes of a `Lowering` besides its function."""
 
     random: bool | Literal["optional"]
     data_dependent_shape: bool
@@ -78,10 +80,10 @@ class LoweringTable:
     """Functions of one framework by the operation that they compute.
 
     Args:
-        target: The framework, as errors and `fmapper.lowering(to=...)` name it.
-        package: The package whose files fill the table; imported when it is first asked.
-        arrays: What errors call the arrays of the framework.
-        title: What they call the framework, if that is not its name.
+        target: The framework's name in errors and `fmapper.lowering(to=...)`.
+        package: The package whose files fill the table; imported on first use.
+        arrays: The name of the framework's arrays in errors.
+        title: The name of the framework in errors, if it differs from `target`.
 
     Examples:
         >>> table = LoweringTable("torch", "fmapper", "tensors")
@@ -103,10 +105,10 @@ class LoweringTable:
     def lowering(self, *ops: str, **facts: Unpack[Facts]) -> Callable[[F], F]:
         """Registers a function for operations; the flags are those of `Lowering`.
 
-        `aten::relu` is for all overloads, `aten::add.Tensor` for one.
+        `aten::relu` applies to all overloads, `aten::add.Tensor` to one.
 
         Raises:
-            ValueError: There is one for this name already.
+            ValueError: This name already has a lowering.
         """
 
         def add(function: F) -> F:
@@ -137,7 +139,7 @@ class LoweringTable:
         return None
 
     def dims(self, op: str) -> Callable[..., None] | None:
-        """Returns what an operation does with dimensions; None for one that does not say it."""
+        """Returns the dimension rule of an operation; None if it has none."""
         entry = self.find(op, {})
         return None if entry is None else entry.dims
 
@@ -148,10 +150,10 @@ class LoweringTable:
 
         Args:
             ops: Each operation -> the paths of the modules that use it.
-            added: The user's own.
+            added: The user's lowerings.
 
         Raises:
-            UnsupportedOpsError: Some have none; lists all of them.
+            UnsupportedOpsError: Some operations have none; lists all of them.
         """
         lowerings = {op: self.find(op, added) for op in ops}
         missing = {op: list(ops[op]) for op, lowering in lowerings.items() if lowering is None}
@@ -181,7 +183,7 @@ class LoweringTable:
         )
 
 
-added: dict[str | None, dict[str, Lowering]] = {}  # by target, None where it was not named
+added: dict[str | None, dict[str, Lowering]] = {}  # by target; None if it was not named
 
 
 def lowering(
@@ -198,34 +200,34 @@ def lowering(
 ) -> Callable[[F], F]:
     """Declares how operations, such as your custom ones, are computed in a target framework.
 
-    The function takes the arguments as the schema of the operation has them, with arrays of the
-    target in place of tensors, and returns arrays. A name without an overload stands for all that
-    have no lowering of their own; a lowering added here wins over a built-in one, and the operation
-    is recorded whole, so that the function is called.
+    The function takes the arguments of the operation's schema, with arrays of the target in place
+    of tensors, and returns arrays. A name without an overload applies to all overloads that have no
+    lowering of their own; a lowering added here overrides a built-in one, and the operation is
+    recorded whole, so that the function is called.
 
     Args:
-        ops: Their names, as `mylib::op` or `aten::add.Tensor`.
-        to: The target framework; `torch` for the primitives of JAX, `lax::...`, else `jax`, unless
-            it is given.
+        ops: The names of the operations, such as `mylib::op` or `aten::add.Tensor`.
+        to: The target framework; by default `torch` for JAX primitives, `lax::...`, and `jax` for
+            others.
         random: The function takes a keyword `key`, the source of its random numbers. `optional`:
-            which may be None, so that a model can be called without one.
+            the key may be None, so that a model can be called without one.
         data_dependent_shape: The shape of the result depends on values, so a program with it is not
             compiled.
         returns_number: The result counts as a Python number when dtypes are promoted.
         takes_numbers: The function takes a scalar beside an array as a Python number.
         takes_avals: The function takes a keyword `avals`, with the dtypes and shapes of operands
-            and results as the source framework has them.
-        whole: The operation is recorded as it is. False where the recorder may write it in terms of
-            others, as it does of those that nothing lowers.
-        int64: What it does with integers of 64 bits where the target has 32. `computes`: a program
-            that gives it one that does not fit is refused. With the ends of int64, which only mark
-            places: `moves` its elements or chooses between them; `picks` them, with their places as
-            its second result; `casts` them; `looks` at them, for a comparison, say.
-        elements: The positions of numbers among its arguments that become elements, or are computed
-            with them.
+            and results in the source framework.
+        whole: The operation is recorded as it is. False if the recorder may decompose it, like
+            operations without a lowering.
+        int64: How it uses integers of 64 bits if the target has 32. `computes`: a program that
+            passes it one that does not fit is refused. It may receive the limits of int64 as
+            markers if it `moves` elements or selects them; `picks` them, with their positions as
+            its second result; `casts` them; or `looks` at them, for example to compare.
+        elements: The positions of arguments that are numbers which become elements, or with which
+            elements are computed.
 
     Returns:
-        A decorator that gives the function back.
+        A decorator that returns the function unchanged.
 
     Raises:
         DeclarationError: A name has no namespace.

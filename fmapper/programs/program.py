@@ -1,7 +1,8 @@
-"""A program as plain data: what a source framework exports and a target framework lowers.
+"""A program as plain data, which a source framework records and a target framework lowers.
 
-No framework is named here: dtypes are names, operations are names with a namespace, and arrays are
-looked up by name, so a program can be written to a file and run where its source is not installed.
+It does not depend on a framework: dtypes are names, operations are names with a namespace, and
+arrays are looked up by name, so a program can be written to a file and run where its source is not
+installed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fmapper.render import as_html, pairs
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
+_UNKNOWN = re.compile(r"\bu\d+")  # torch's names of sizes that depend on values
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +31,17 @@ class Call:
     """One operation of a graph.
 
     Attributes:
-        name: What later calls refer to its result by.
+        name: The name by which later calls refer to its result.
         op: The operation: `aten::add.Tensor`, `sym::mul`, `higher_order::cond`, `mylib::f.default`.
         args: Python scalars, strings, None, tuples, dicts, `Ref`, `DType`, and a `Graph` where a
             higher-order operation takes a function.
         kwargs: The same by name.
-        module: Path of the submodule that it comes from, as `layers.0.attn`; empty for the root.
-            With its parts recorded the name of that part: `layers.0.attn@1` for its second call.
-        source: File and line that it comes from.
-        result: dtype and shape of each array that it gave for the example inputs; a dimension that
-            may vary is a string.
+        module: The path of the submodule that contains it, such as `layers.0.attn`; empty for the
+            root. If parts are recorded, the name of the part: `layers.0.attn@1` for the second
+            call.
+        source: The file and line that called it.
+        result: The dtype and shape of each array that it returned for the example inputs; a dynamic
+            size is a string.
     """
 
     name: str
@@ -66,8 +68,8 @@ class Graph:
     Attributes:
         inputs: The names of its inputs, in order.
         calls: The calls.
-        outputs: What it returns: a tuple of `Ref`s and constants, nested for inner graphs.
-        kinds: dtype and shape of each input, where it is not said elsewhere what they are.
+        outputs: Its outputs: a tuple of `Ref`s and constants, nested for inner graphs.
+        kinds: The dtype and shape of each input, if they are not stated elsewhere.
     """
 
     inputs: tuple[str, ...]
@@ -123,10 +125,10 @@ class Input:
     Attributes:
         kind: parameter, buffer, constant, user (an array or a varying number), or static (a value
             that the program is fixed to).
-        target: The name of the array; the position among the flattened inputs for users' own.
-        dtype: Of an array; `int`, `float` or `boolean` for a number.
-        shape: Of an array; a dimension that may vary is the name of its size.
-        value: What a static input must be.
+        target: The name of the array; for a user's input the position among the flattened inputs.
+        dtype: The dtype of an array; `int`, `float` or `boolean` for a number.
+        shape: The shape of an array; a dynamic size is its name.
+        value: The required value of a static input.
     """
 
     kind: str
@@ -140,7 +142,7 @@ class Input:
         return self.kind != "static" and self.dtype not in ("int", "float", "boolean")
 
     def accepts(self, value: Any) -> bool:
-        """Returns whether a value is the static input's; True is not 1 here."""
+        """Returns whether a value equals that of the static input; True is not 1 here."""
         return equals(self.value, value)
 
 
@@ -149,7 +151,7 @@ class Output:
     """One output of the graph of a program.
 
     Attributes:
-        kind: user, or buffer, parameter, input: the new value of what the program changes in place.
+        kind: user; or buffer, parameter or input for the new value of an array changed in place.
         target: The name of the array; the position among the flattened inputs or outputs.
     """
 
@@ -162,24 +164,25 @@ class Part:
     """A call of a submodule while the model was recorded.
 
     Attributes:
-        name: Its path; of a later call with its number, as `layers.0@1`. `Call.module` names it.
+        name: Its path, for a later call with a number: `layers.0@1`. `Call.module` refers to it.
         path: The path by which it was called.
-        parent: The name of the call inside which it was called; empty for the whole model.
-        arguments: What it was given, by the names that it has for them, in the order in which it
-            has them: `Ref`, `Size`, numbers, strings, None, `Other`, tuples and dicts of those.
-        result: What it gave.
-        source: File and line that it was called from.
-        prefix: How many arguments can be given by position: those before one that was not given.
-        positional: How many were given by position.
-        method: Of the submodule, if not its call.
-        function: The name of a function that is called inside the submodule, of which the call is.
-        other_names: Further names in its code: `residual` for `residual = x`, a tuple for a tuple.
-        masks: Arguments that may be None -> the mask that this means: `ones`, or `causal`.
-        flags: The attributes of the submodule that are True or False, as `is_decoder`.
-        numbers: Those that are numbers, as `num_heads`, and the variables of its constructor.
-        code: Arguments of its parts -> how that writes them, `conv.padding` -> `size // 2`.
-        words: Attributes that are None, True, False, texts or functions -> those as text.
-        defaults: Parameters of its constructor -> the numbers and flags that they are by default.
+        parent: The name of the call that contains it; empty for the whole model.
+        arguments: Its arguments by parameter name, in the order of the signature: `Ref`, `Size`,
+            numbers, strings, None, `Other`, tuples and dicts of those.
+        result: Its result.
+        source: The file and line from which it was called.
+        prefix: How many arguments can be passed by position: those before the first omitted one.
+        positional: How many were passed by position.
+        method: The called method of the submodule, if not `__call__`.
+        function: The name of a function called inside the submodule, if this is a call of one.
+        other_names: Aliases in its code: `residual` for `residual = x`, a tuple for a tuple.
+        masks: Arguments that may be None -> the equivalent mask: `ones`, or `causal`.
+        flags: The attributes of the submodule that are True or False, such as `is_decoder`.
+        numbers: Those that are numbers, such as `num_heads`, and the variables of its constructor.
+        code: Arguments of its parts -> their code in the constructor, `conv.padding` -> `size //
+            2`.
+        words: Attributes that are None, True, False, texts or functions -> these as text.
+        defaults: Parameters of its constructor -> their defaults that are numbers or flags.
     """
 
     name: str
@@ -203,13 +206,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the signature that a program is called with.
+    """A parameter of a program's signature.
 
     Attributes:
         name: Its name.
         kind: positional, keyword, args (`*args`) or kwargs (`**kwargs`).
-        default: The default, where it is None, a bool, a number or a string.
-        required: There is no default.
+        default: The default, if it is None, a bool, a number or a string.
+        required: Whether there is no default.
     """
 
     name: str
@@ -222,13 +225,13 @@ class Parameter:
 class Guard:
     """A condition on sizes that vary, which held for the example inputs and must hold at each call.
 
-    Python decided something by it while the program was recorded, as a branch on `n % 2 == 0`.
+    Python code depended on it while the program was recorded, such as a branch on `n % 2 == 0`.
 
     Attributes:
-        expression: Of the sizes, such as `mod(n, 2)`; see `size_of`.
+        expression: An expression of the sizes, such as `mod(n, 2)`; see `size_of`.
         relation: `==`, `!=`, `>=` or `<=`.
-        value: What the expression is compared with.
-        question: What was asked, and where.
+        value: The value with which the expression is compared.
+        question: The code that asked, and where.
     """
 
     expression: str
@@ -237,7 +240,7 @@ class Guard:
     question: str = ""
 
     def holds(self, sizes: Mapping[str, Any]) -> Any:
-        """Returns whether the condition holds; True where the sizes are not known."""
+        """Returns whether the condition holds; True if the sizes are unknown."""
         size = size_of(self.expression, sizes)
         return size is None or RELATIONS[self.relation](size, self.value)
 
@@ -248,7 +251,7 @@ VARIABLE_TYPES = frozenset({
     "RngState", "RngKey", "RngCount", "OptState", "OptArray", "OptVariable",
 })  # fmt: skip
 
-# Integers that are held in bytes -> what they are held in.
+# Integers that are stored in bytes -> the dtype that stores them.
 FEW_BITS = {"int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8"}
 
 RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -265,43 +268,44 @@ class Program:
 
     Attributes:
         graph: The calls.
-        inputs: What each input of the graph is.
-        outputs: What each output of the graph is.
+        inputs: The role of each input of the graph.
+        outputs: The role of each output of the graph.
         in_spec: The structure of the example inputs: a tuple and a dict of keywords.
         out_spec: The structure of the outputs.
         signature: The parameters of the forward method.
-        ones_like: Arguments that may be omitted, and are then ones in the shape of another: their
+        ones_like: Arguments that may be omitted, and then are ones in the shape of another: their
             names -> the name of the other, an array of integers.
         parameters: Arrays that are trained, by name, each once.
-        buffers: Arrays that are not.
+        buffers: Arrays that are not trained, by name.
         constants: Arrays that the code of the model holds.
-        aliases: For tied arrays: the other names -> the name under which it is kept.
+        aliases: For tied arrays: the other names -> the name under which the array is stored.
         frozen: Names of parameters that are not trained.
         transient: Names of buffers that are not part of the state dict.
         variable_types: For arrays that were in variables of Flax: their names -> the type of the
             variable, one of `VARIABLE_TYPES` or, until the program is saved, another by module and
             name. It is never looked up by import.
         few_bits: Arrays of bytes that hold integers of fewer bits -> the dtype, one of `FEW_BITS`.
-        axes: How the model says that its arrays are divided on a mesh: their names -> an axis for
-            each dimension, in its own words, as `("tensor", None)`.
-        symbols: Sizes that may vary -> the smallest and largest value, None for no bound.
-        guards: What must hold of those sizes beside, since Python decided something by it.
-        fixed: Sizes that were to vary and do not, each in a sentence with the reason.
-        default_dtype: The floating dtype of numbers that are given no other.
+        axes: The axes of a mesh that the model declares for its arrays: their names -> an axis for
+            each dimension, with the model's names, such as `("tensor", None)`.
+        symbols: Dynamic sizes -> the smallest and largest value, None for no bound.
+        guards: Further conditions on these sizes, on which Python code depended.
+        fixed: Sizes that should vary but are fixed, each in a sentence with the reason.
+        default_dtype: The floating dtype of numbers without a dtype of their own.
         train: Whether it was recorded for training.
         name: The class of the model.
-        starts_in_training: The model was in training mode.
-        lacks_training: Why it is without the training of a model that has modes.
-        evaluation: Beside one for training, the program for evaluation: with constants of its own,
-            its parameters and buffers are those of this one.
-        origin: The folder that the model was made from, if there is one. It is not saved.
-        lines: The lines of code that calls name as their source, where they were read when it was
-            recorded. They are not saved, and nobody reads them later: a file may name any file.
-        parts: The calls of submodules, if they were asked for; they are not saved either.
-        types: With them, the paths of all submodules -> their classes.
-        first_paths: With them, these paths -> the first path of the same submodule.
-        stacks: With them, arrays that are recorded as their rows -> `parameters` and `buffers`.
-        source_names: With them, names of arrays by the paths of submodules -> those of the source.
+        starts_in_training: Whether the model was in training mode.
+        lacks_training: Why training was not recorded, for a model that has modes.
+        evaluation: For a program for training, the one for evaluation: it has its own constants,
+            and shares parameters and buffers with this one.
+        origin: The folder from which the model was loaded, if any. It is not saved.
+        lines: The source lines of calls, as read during recording. They are not saved, and never
+            read later, because a program file could name any file.
+        parts: The calls of submodules, if they were recorded; they are not saved.
+        types: With `parts`, the paths of all submodules -> their classes.
+        first_paths: With `parts`, these paths -> the first path of the same submodule.
+        stacks: With `parts`, arrays that are recorded as their rows -> `parameters` and `buffers`.
+        source_names: With `parts`, names of arrays by the paths of submodules -> those of the
+            source.
     """
 
     graph: Graph
@@ -360,7 +364,7 @@ class Program:
     def shape_problem(
         self, wanted: tuple[int | str, ...], have: tuple[Any, ...], sizes: dict[str, Any]
     ) -> str:
-        """Describes what is wrong with a shape; empty for nothing. Adds its sizes to the others."""
+        """Describes a mismatch of a shape; empty for none. Adds its sizes to `sizes`."""
         shown = f"expected shape {show_shape(wanted)}, got {tuple(have)}"
         if len(wanted) != len(have):
             return shown
@@ -375,9 +379,9 @@ class Program:
             if sizes.setdefault(size, given) != given:
                 return f"{shown}: {size} is {sizes[size]} elsewhere"
             low, high = self.symbols.get(size, (None, None))
-            if not isinstance(given, int):  # a symbol of JAX's: nothing is known of it
+            if not isinstance(given, int):  # a JAX symbol, whose value is unknown
                 continue
-            # torch names 2 as the least for sizes whose zero and one it has not looked at
+            # torch states 2 as the minimum of sizes whose values 0 and 1 it has not examined
             if (low is not None and 2 < low > given) or (high is not None and given > high):
                 return f"{shown}: {size} may be from {low} to {high or 'any size'}"
         return ""
@@ -406,15 +410,15 @@ class Program:
         )
 
     def has_unknown_sizes(self) -> bool:
-        """Returns whether sizes depend on values, as the number of nonzero elements does."""
+        """Returns whether sizes depend on values, such as the number of nonzero elements."""
         shapes = (shape for call in self.graph.walk() for _, shape in call.result)
         return any(isinstance(s, str) and _UNKNOWN.search(s) for shape in shapes for s in shape)
 
     def check_has_arrays(self) -> None:
-        """Raises for a program whose arrays are elsewhere.
+        """Raises for a program without its arrays.
 
         Raises:
-            ConversionError: It is that of a converted model, which holds the arrays itself.
+            ConversionError: It belongs to a converted model, which holds the arrays itself.
         """
         held = {*self.parameters, *self.buffers, *self.constants, *self.aliases}
         kinds = ("parameter", "buffer", "constant")
@@ -444,7 +448,7 @@ class Program:
         rows = {
             "inputs": "; ".join(f"{user.dtype} {show_shape(user.shape)}" for user in given),
             "sizes that vary": self.name_sizes(", ".join(self.symbols)),
-            "parameters": f"{len(self.parameters) or ''}",  # a model has its own
+            "parameters": f"{len(self.parameters) or ''}",  # a converted model holds these itself
             "operations": ", ".join(f"{op} {count}" for op, count in counts[:8])
             + (f" and {len(counts) - 8} kinds more" if counts[8:] else ""),
         }

@@ -1,7 +1,7 @@
 """Evaluates and compares sizes that are expressions of others, such as `2*s0 + 1`.
 
-An expression may come from a file that nobody vouches for: how long it is, how deep it goes and
-how large its numbers get is bounded, and no code is run.
+An expression may come from an untrusted file: its length, depth and numbers are bounded, and no
+code is run.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _LONGEST = 4096  # characters
-_DEEPEST = 50  # parentheses, signs and powers within each other
+_DEEPEST = 50  # nested parentheses, signs and powers
 _LARGEST = 1 << 62
-_MOST_KEPT = 4096  # expressions that were read before
-_MOST_TERMS = 256  # of a product of sums
+_MOST_KEPT = 4096  # cached expressions
+_MOST_TERMS = 256  # terms of a product of sums
 
 _TOKEN = re.compile(r"\s*(?:(\d{1,19}(?![\w.]))|([A-Za-z_]\w*)|(\*\*|//|[-+*%^(),]))", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_MADE = re.compile(r"\bs\d+\b")  # names of sizes that recorders make
+_MADE = re.compile(r"\bs\d+\b")  # names of sizes from recorders
 _SUMS: dict[str, Any] = {"+": operator.add, "-": operator.sub}
 _PRODUCTS: dict[str, Any] = {"*": operator.mul, "//": operator.floordiv, "%": operator.mod}
 
@@ -46,7 +46,7 @@ def _power(base: Any, exponent: Any) -> Any:
     return base**exponent
 
 
-# As JAX prints what it cannot write with operators.
+# Functions with which JAX prints sizes that operators cannot express.
 _FUNCTIONS: dict[str, Any] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,
@@ -56,10 +56,10 @@ _FUNCTIONS: dict[str, Any] = {
 
 
 def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
-    """Evaluates an expression of sizes; None where that is not possible.
+    """Evaluates an expression of sizes; None if that is impossible.
 
     Numbers, names, `+ - * // %`, powers with `^` or `**`, parentheses and the functions `floordiv`,
-    `mod`, `max` and `min` are known, and no number beyond 2**62.
+    `mod`, `max` and `min` are supported, with numbers up to 2**62.
 
     Examples:
         >>> size_of("2*s0 + 1", {"s0": 4}), size_of("s1", {"s0": 4}), size_of("f(s0)", {"s0": 4})
@@ -69,7 +69,7 @@ def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
         >>> size_of("9**9**9", {}) is None
         True
     """
-    if expression.isidentifier():  # as most are
+    if expression.isidentifier():  # the usual case
         return sizes.get(expression)
     tree = _tree(expression)
     try:
@@ -79,7 +79,7 @@ def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
 
 
 def solve_names(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Solves for names that occur only in expressions, as `n` in `2*n + 1`; rounds down.
+    """Solves for names that occur only in expressions, such as `n` in `2*n + 1`; rounds down.
 
     Examples:
         >>> solve_names({"2*n + 1": 7, "b": 3})["n"]
@@ -96,7 +96,7 @@ def solve_names(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _LINEAR = re.compile(r"(?:(\d{1,9})\*)?([A-Za-z_]\w*)(?: ([+-]) (\d{1,9}))?", re.ASCII)
-_read: dict[str, Any] = {}  # compilers look into it, but through no functools.cache
+_read: dict[str, Any] = {}  # compilers can trace a dict, but not functools.cache
 
 
 def _tree(expression: str) -> Any:
@@ -128,7 +128,7 @@ def _parse(expression: str) -> Any:
 
 
 class _Reader:
-    """Reads an expression as Python does, except for what it does not know."""
+    """Parses an expression with Python's precedence, and rejects anything unknown."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.rest = tokens[::-1]
@@ -206,7 +206,7 @@ def _fold(first: Any, *more: Any) -> Any:
 def _value(tree: Any, sizes: Mapping[str, Any]) -> Any:
     if isinstance(tree, str):
         return sizes[tree]
-    if not isinstance(tree, tuple | int):  # one of the functions of a row
+    if not isinstance(tree, tuple | int):  # a function of several arguments
         return tree
     if isinstance(tree, tuple):
         tree = tree[0](*[_value(inner, sizes) for inner in tree[1:]])
@@ -220,10 +220,10 @@ def _bound(size: Any) -> Any:
 
 
 class Polynomial(dict[tuple[str, ...], int]):
-    """A size as a sum of products, so that equal sizes are equal however they are written.
+    """A size as a sum of products, so that equal sizes compare equal in any notation.
 
-    The factors of each term, sorted, have its coefficient. A factor is a name, or an operation that
-    a polynomial cannot have, such as `max(0, s0 - 2)`.
+    It maps the sorted factors of each term to the coefficient. A factor is a name, or an operation
+    that is not polynomial, such as `max(0, s0 - 2)`.
 
     Examples:
         >>> read = Polynomial.read
@@ -354,11 +354,11 @@ def names_in(size: object) -> list[str]:
 
 
 def show_shape(shape: Sequence[int | str]) -> str:
-    """Writes a shape for errors, with `_` for sizes that vary and that no user has named."""
+    """Formats a shape for errors, with `_` for dynamic sizes that the user has not named."""
     sizes = ["_" if isinstance(size, str) and _MADE.fullmatch(size) else size for size in shape]
     return f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
 
 
 def name_sizes(text: str, places: Mapping[str, str]) -> str:
-    """Replaces names of sizes that recorders make by the places where users give them."""
+    """Replaces recorders' names of sizes by the inputs that have these sizes."""
     return _MADE.sub(lambda name: places.get(name[0], name[0]), text)

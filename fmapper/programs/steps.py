@@ -83,7 +83,7 @@ def record_program(
     except ConversionError as error:
         if train or not source.has_training(model, args, kwargs):
             raise
-        program = record(train=False)  # its training needs what it was not given
+        program = record(train=False)  # its training lacks arguments
         program.lacks_training = str(error)
     if program.train and both:
         program.evaluation = replace(record(train=False), parameters={}, buffers={})
@@ -97,7 +97,7 @@ def record_program(
             )
             if not trains and not evaluates:
                 raise ConversionError(_mixed_modes_message(program.name, modes))
-            # where both do, as with a dropout of rate 0, the arguments decide: they come last
+            # if both match, as for dropout of rate 0, the arguments decide: they come last
             program.starts_in_training = [*modes.values()][-1] if trains and evaluates else trains
     return program
 
@@ -128,12 +128,12 @@ def _mixed_modes_message(name: str, modes: Mapping[str, bool]) -> str:
 def lower(program: Program, target: Models, **options: Any) -> Any:
     """Lowers a program to a model of the target framework, with the user's lowerings.
 
-    It may be without its arrays, as that of a converted model is: the model then is as well.
+    The program may lack its arrays, like that of a converted model; then the model lacks them, too.
 
     Args:
         program: The program.
         target: The adapter of the framework.
-        **options: Those of the target.
+        **options: Options of the target.
 
     Raises:
         ConversionError: It cannot be lowered.
@@ -143,7 +143,7 @@ def lower(program: Program, target: Models, **options: Any) -> Any:
             return target.from_program(program, user_lowerings(target), **options)
     except FmapperError:
         raise
-    except Exception as error:  # of what a call says: a file may say anything
+    except Exception as error:  # a call from a file may contain anything
         raise ConversionError(
             f"{program.name or 'the program'} cannot be lowered to {target.name}: "
             f"{type(error).__name__}: {error}"
@@ -151,7 +151,7 @@ def lower(program: Program, target: Models, **options: Any) -> Any:
 
 
 def with_arrays(program: Program, arrays: Mapping[str, Any]) -> Program:
-    """Replaces the arrays of a program; those that are tied may have any of their names."""
+    """Replaces the arrays of a program; a tied array may have any of its names."""
     given = {program.aliases.get(name, name): array for name, array in arrays.items()}
     return replace(
         program,
@@ -161,7 +161,7 @@ def with_arrays(program: Program, arrays: Mapping[str, Any]) -> Program:
 
 
 def lower_trained(program: Program, target: Models, *, train: bool, **options: Any) -> Any:
-    """Lowers a program; leaves training out where it cannot be lowered and is not required."""
+    """Lowers a program; leaves training out if it cannot be lowered and is not required."""
     if program.evaluation is None:
         return lower(program, target, **options)
     try:
@@ -189,20 +189,20 @@ def lower_trained(program: Program, target: Models, *, train: bool, **options: A
 
 
 def evaluation_of(program: Program) -> Program:
-    """Returns the program for evaluation of one for training, with the arrays of both."""
+    """Returns the evaluation program of one for training, with the shared arrays."""
     assert program.evaluation is not None
     return replace(program.evaluation, parameters=program.parameters, buffers=program.buffers)
 
 
 def find_target(to: Any) -> tuple[Models, dict[str, Any]]:
-    """Returns the adapter of a target, and the options that the name of the target stands for.
+    """Returns the adapter of a target, and the options that the target's name implies.
 
     Args:
         to: The name of a framework, or a name of `Models.targets`: `"nnx"`, `"linen"`.
 
     Raises:
-        ConversionError: It is not a name.
-        BackendUnavailableError: There is no such target, it is not installed, or it has no models.
+        ConversionError: `to` is not a string.
+        BackendUnavailableError: The target does not exist, is not installed, or has no models.
     """
     if not isinstance(to, str):
         raise ConversionError(
@@ -219,7 +219,7 @@ def find_target(to: Any) -> tuple[Models, dict[str, Any]]:
     try:
         return get_adapter(to, Models), {}
     except BackendUnavailableError as error:
-        if error.__cause__ is not None:  # it exists, and is not installed
+        if error.__cause__ is not None:  # it exists, but is not installed
             raise
         raise no_target(to) from None
 
@@ -238,7 +238,7 @@ def _targets() -> Iterator[str]:
     for name in known_frameworks():
         try:
             adapter = get_adapter(name, Models)
-        except BackendUnavailableError:  # it is not installed, does not work, or has no models
+        except BackendUnavailableError:  # not installed, broken, or without models
             continue
         if is_target(adapter):
             yield adapter.name
@@ -257,12 +257,12 @@ def check_options(
 
     Args:
         target: The adapter of the target.
-        options: The options for the target, as a user gave them.
+        options: The options that the user passed.
         others: The options that every target has.
-        variant: The options that the name of the target stands for.
+        variant: The options that the name of the target implies.
 
     Raises:
-        ConversionError: There is one, or options exclude each other.
+        ConversionError: The target lacks an option, or options exclude each other.
     """
     accepted = target.conversion_options
     if accepted is not None:
@@ -277,12 +277,12 @@ def check_options(
 
 
 class Auto(str):
-    """`dynamic_shapes="auto"`, with what is known of the sizes.
+    """`dynamic_shapes="auto"`, with facts about the sizes.
 
     Attributes:
-        fixed: The number of an array among the inputs, and a dimension -> why it does not vary;
-            empty if that is known already.
-        names: Likewise, the symbols of dimensions that vary unless the fixed ones forbid it.
+        fixed: The index of an input and a dimension -> why it is fixed; empty if that was already
+            said.
+        names: Likewise, the symbols of dimensions that vary unless the fixed ones prevent it.
     """
 
     fixed: dict[tuple[int, int], str]
@@ -290,7 +290,7 @@ class Auto(str):
 
     @classmethod
     def but(cls, fixed: Mapping[tuple[int, int], str], program: Program) -> Auto:
-        """Returns `auto` for all other sizes that vary in a program."""
+        """Returns `auto` for the other dynamic sizes of a program."""
         auto = cls("auto")
         sizes = {
             (i, d): size
@@ -313,7 +313,7 @@ def lower_with_varying_sizes(
     """Lowers a program with as many varying sizes as the target allows.
 
     Raises:
-        ConversionError: It cannot be lowered, or not without fixing what cannot be fixed.
+        ConversionError: It cannot be lowered, even with sizes fixed.
     """
     try:
         return program, lower_it(program)
@@ -323,7 +323,7 @@ def lower_with_varying_sizes(
         first = error
     reason = str(first).strip().splitlines()[0]
     groups = [dict.fromkeys(places, reason) for places in _places_of(program)]
-    alone = groups[::-1]  # those of the last dimensions first
+    alone = groups[::-1]  # last dimensions first
     together = [
         {place: reason for group in alone[:n] for place in group} for n in range(2, len(alone) + 1)
     ]
@@ -332,7 +332,7 @@ def lower_with_varying_sizes(
         try:
             narrower = record(Auto.but(fixed, program))
             if set(narrower.symbols) >= set(program.symbols):
-                raise first  # this framework has its own way to choose
+                raise first  # the framework chooses by itself
             narrower = replace(narrower, fixed=(*program.fixed, *narrower.fixed))
             return narrower, lower_it(narrower)
         except ConversionError as error:
@@ -354,9 +354,9 @@ def _vary_again(
     lowered: tuple[Program, Any],
     attempt: Callable[[Mapping[tuple[int, int], str]], tuple[Program, Any] | None],
 ) -> tuple[Program, Any]:
-    """Returns what was lowered with as few of these groups of sizes fixed as it needs.
+    """Lowers with as few of these groups of sizes fixed as possible.
 
-    Without the last of them it was tried, and with each of them alone.
+    Lowering without the last group, and with each group alone, was tried before.
     """
     kept = list(groups)
     for group in groups[:-1]:
@@ -372,7 +372,7 @@ def _vary_again(
 def lower_with_fixed_sizes(
     program: Program, record: Callable[[Any], Program], lower_it: Callable[[Program], Any]
 ) -> tuple[Program, Any]:
-    """Lowers a program; where its values decide sizes, with all others fixed if it must be.
+    """Lowers a program; if values decide sizes, with all others fixed if necessary.
 
     Raises:
         ConversionError: It cannot be lowered.
@@ -380,7 +380,7 @@ def lower_with_fixed_sizes(
     try:
         return program, lower_it(program)
     except ConversionError as error:
-        if all(_places_of(program)):  # the inputs have all its sizes
+        if all(_places_of(program)):  # all sizes occur in the inputs
             raise
         reason = str(error).strip().splitlines()[0].partition(", and ")[0]
         try:

@@ -18,21 +18,21 @@ _PLAIN = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Stands for the result of a call, or for an input, in the arguments of another call."""
+    """A reference to the result of a call, or to an input, in the arguments of another call."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A dtype by name among the arguments of a call, told apart from a string."""
+    """A dtype among the arguments of a call, distinct from a string."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A number of a certain dtype among the arguments of a call: an array without dimensions."""
+    """A number with a dtype among the arguments of a call: an array without dimensions."""
 
     value: Any
     dtype: str
@@ -43,7 +43,7 @@ class Size:
     """A size that is computed from those of the inputs, among the arguments of a call.
 
     Attributes:
-        expression: Such as `2*b + 1`; see `size_of`.
+        expression: An expression such as `2*b + 1`; see `size_of`.
     """
 
     expression: str
@@ -51,7 +51,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Stands for an object that is not plain data, among the arguments of a submodule."""
+    """A placeholder for an object that is not plain data, among the arguments of a submodule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class TreeSpec:
 
     Attributes:
         kind: leaf, tuple, list, dict or record.
-        children: One per child.
+        children: The structure of each child.
         keys: The keys of a dict; the fields of a record.
         name: The class of a record.
-        absent: Fields that the class has too, but that were None.
-        fixed: Numbers, strings and None in other fields of a record, with their names: what was
-            recorded holds for these alone.
+        absent: Further fields of the class, which were None.
+        fixed: Names and values of other fields that are numbers, strings or None: the recording is
+            valid only for these values.
 
     Examples:
         >>> spec = TreeSpec("dict", (TreeSpec("leaf"), TreeSpec("leaf")), ("a", "b"))
@@ -84,7 +84,7 @@ class TreeSpec:
 
     @staticmethod
     def plain_fields(fields: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-        """Returns those fields beside the children that are numbers, strings or None."""
+        """Returns the fields besides the children that are numbers, strings or None."""
         return tuple(
             (name, value)
             for name, value in fields.items()
@@ -94,12 +94,12 @@ class TreeSpec:
     def flatten(self, tree: Any, path: str = "input") -> list[Any]:
         """Returns the leaves of a tree of this structure.
 
-        A record may be given as a record, as any object with these attributes, as a dict or as a
-        sequence. What it has of the fields that are `fixed` must be equal to those.
+        A record may be a record, any object with these attributes, a dict or a sequence. Its
+        `fixed` fields, if present, must have the same values.
 
         Raises:
-            StructureMismatchError: It has another one, or another value in a field that is fixed;
-                names the path.
+            StructureMismatchError: The structure, or the value of a fixed field, differs; names the
+                path.
         """
         if self.kind == "leaf":
             return [tree]
@@ -112,7 +112,7 @@ class TreeSpec:
         """Returns the tree with these leaves.
 
         Raises:
-            StructureMismatchError: There are too few.
+            StructureMismatchError: There are too few leaves.
         """
         try:
             return self._build(iter(leaves))
@@ -185,15 +185,15 @@ class TreeSpec:
 
 
 class Record(tuple[Any, ...]):
-    """Base of the named tuples that stand for outputs of foreign classes.
+    """Base of the named tuples that replace outputs of foreign classes.
 
-    Fields are read as `out.logits`, `out["logits"]` or `out[0]`; fields that the class has, but
-    that were None, are None. A record is a pytree everywhere, as named tuples are.
+    Fields are read as `out.logits`, `out["logits"]` or `out[0]`; absent fields of the class are
+    None. Like all named tuples, a record is a pytree in every framework.
     """
 
     __slots__ = ()
     _fields: tuple[str, ...]
-    _names: tuple[str, ...] = ()  # of the fields in the foreign class
+    _names: tuple[str, ...] = ()  # names of the fields in the foreign class
     _absent: tuple[str, ...] = ()
     _fixed: tuple[tuple[str, Any], ...] = ()
 
@@ -209,12 +209,12 @@ class Record(tuple[Any, ...]):
         return key in self._fields if isinstance(key, str) else tuple.__contains__(self, key)
 
     def __reduce__(self) -> Any:
-        """Pickles the fields: the class is made again on loading."""
+        """Pickles the fields; the class is created again on loading."""
         cls = type(self)
         return _make_record, (cls.__name__, cls._names, cls._absent, cls._fixed, tuple(self))
 
 
-_TYPES: dict[Any, Any] = {}  # compilers look into it, but through no functools.cache
+_TYPES: dict[Any, Any] = {}  # compilers can trace a dict, but not functools.cache
 
 
 def record_type(
@@ -223,13 +223,13 @@ def record_type(
     absent: tuple[str, ...] = (),
     fixed: tuple[tuple[str, Any], ...] = (),
 ) -> Any:
-    """Returns the named tuple type for a class with these fields, cached.
+    """Returns a cached named tuple type for a class with these fields.
 
     Args:
         name: The name of the class.
-        fields: The fields with values of their own in each record.
-        absent: Fields that are None in all of them.
-        fixed: Fields that have the same value in all of them, and those values.
+        fields: The fields whose values vary.
+        absent: Fields that are None in all records.
+        fixed: Fields that have the same value in all records, with these values.
     """
     key = name, fields, absent, repr(fixed)  # 1 and True are equal
     record = _TYPES.get(key)
@@ -245,7 +245,7 @@ def _new_type(
     fixed: tuple[tuple[str, Any], ...],
 ) -> Any:
     names, fields = fields, _field_names(fields)
-    name = re.sub(r"\W", "_", name)  # as `Output[int]`
+    name = re.sub(r"\W", "_", name)  # for example `Output[int]`
     name = name if name.isidentifier() and not keyword.iskeyword(name) else f"{name}_"
     name = name if name.isidentifier() else f"Record{name}"
     base = cast(Any, namedtuple)(name, fields)

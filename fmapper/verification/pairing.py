@@ -214,7 +214,8 @@ def follow_elements(
     The function is applied to the numbers of the elements, digit by digit, so that every dtype can
     hold them.
 
-    Returns: The fields of a `Pairing`.
+    Returns:
+        The fields of a `Pairing`.
 
     Raises:
         StructureMismatchError: The function adds arrays or multiplies them.

@@ -1,4 +1,4 @@
-"""For recorders: the source text of a model, its arguments, constructors, and submodules."""
+"""For recorders: reads a model's source code, arguments, constructors, and submodules."""
 
 from fmapper.programs.reading.arguments import Arguments, arguments_of
 from fmapper.programs.reading.own_functions import FunctionStack, with_own_functions

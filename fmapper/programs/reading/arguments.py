@@ -1,4 +1,4 @@
-"""The arguments of a call, by the names that the called function has for them."""
+"""The arguments of a call by parameter name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Arguments:
     """The arguments of a call.
 
     Attributes:
-        values: By name, in the order of the signature; those of `**kwargs` last.
-        prefix: How many can be given by position: those before the first that was not given.
-        positional: How many were given by position.
+        values: Values by name, in the order of the signature; those of `**kwargs` last.
+        prefix: How many can be passed by position: those before the first omitted one.
+        positional: How many were passed by position.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Arguments:
 def arguments_of(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Arguments:
-    """Returns the arguments of a call by name: those of `*args` with numbers.
+    """Returns the arguments of a call by name; those of `*args` are numbered.
 
     Examples:
         >>> def attend(x, mask=None, scale=1.0, *, causal=False): ...
@@ -59,7 +59,7 @@ def arguments_of(
 
 
 def _take(arguments: Arguments, name: str, left: Sequence[Any]) -> None:
-    """Adds further arguments that are given by position."""
+    """Adds further positional arguments."""
     arguments.values |= {f"{name}_{i}": value for i, value in enumerate(left)}
     arguments.prefix += len(left)
     arguments.positional += len(left)

@@ -1,4 +1,4 @@
-"""The arithmetic of constructors: what they compute of the numbers that they are given."""
+"""The arithmetic that constructors do with their numeric arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPERATORS: dict[type, Callable[..., Any]] = {
 
 
 def names_in_code(code: str) -> list[str]:
-    """Returns the variables that code for a number reads.
+    """Returns the variables in the code of a number.
 
     Examples:
         >>> names_in_code("max(1, width // 4)")
@@ -36,7 +36,7 @@ def names_in_code(code: str) -> list[str]:
 
 
 def compute(code: str, numbers: Mapping[str, Number]) -> Number | None:
-    """Computes a number; None where its code is more than arithmetic with these variables.
+    """Computes a number; None if its code is more than arithmetic with these variables.
 
     Examples:
         >>> compute("max(1, width // 4)", {"width": 32}), compute("depth + 1", {"width": 32})
@@ -64,7 +64,7 @@ def compute(code: str, numbers: Mapping[str, Number]) -> Number | None:
 
 
 def number_of(value: Any) -> Number | None:
-    """Returns a number, or that which all items of a tuple are."""
+    """Returns a number, or the common value of all items of a tuple; None for others."""
     if isinstance(value, tuple) and value and len({*map(repr, value)}) == 1:
         value = value[0]
     return value if type(value) in (int, float) else None

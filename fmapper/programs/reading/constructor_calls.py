@@ -1,4 +1,4 @@
-"""Calls in constructors: their arguments by name, and what functions return for them."""
+"""Calls in constructors: their arguments by name, and the calls that functions return."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _DEEPEST = 4  # functions that call functions
 
 
 def last_name(node: ast.expr | None) -> str:
-    """Returns the name of what is called, without that of its owner."""
+    """Returns the last part of the name of a called function."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def find_function(call: ast.Call, space: Mapping[str, Any]) -> Any:
-    """Returns the function of a call, if the names of a constructor's module have it."""
+    """Looks up the function of a call among the names of a constructor's module."""
     function = space.get(call.func.id) if isinstance(call.func, ast.Name) else None
     return function if inspect.isfunction(function) else None
 
 
 def resolve(call: ast.Call, space: Mapping[str, Any], kind: type | None = None) -> ast.Call:
-    """Returns the call of a class in the end, where functions return what they make by calls.
+    """Returns the call of a class to which calls of functions lead.
 
     Examples:
         >>> call = ast.parse("Conv(width, 3)", mode="eval").body
@@ -33,8 +33,8 @@ def resolve(call: ast.Call, space: Mapping[str, Any], kind: type | None = None) 
 
     Args:
         call: The call.
-        space: What names in it are.
-        kind: The class of what is made, which functions may be given: `weight_norm(Conv(...))`.
+        space: The values of the names in it.
+        kind: The class of the result, whose call may also be an argument: `weight_norm(Conv(...))`.
     """
     bases = {base.__name__ for base in kind.__mro__} if kind is not None else set()
     for _ in range(_DEEPEST):
@@ -50,13 +50,13 @@ def resolve(call: ast.Call, space: Mapping[str, Any], kind: type | None = None) 
 
 
 def bind(function: Any, call: ast.Call) -> list[tuple[str, ast.expr]]:
-    """Returns the arguments of a call by the names of its function or class."""
+    """Returns the arguments of a call by the parameter names of its function or class."""
     given = _bind_all(function, call)
     return [(name, node) for name, node in given.items() if isinstance(node, ast.expr)]
 
 
 def _bind_all(function: Any, call: ast.Call) -> Mapping[str, Any]:
-    """Returns the arguments of a call by the names of its function, also `*args` and `**kwargs`."""
+    """Returns the arguments of a call by parameter name, including `*args` and `**kwargs`."""
     if any(isinstance(arg, ast.Starred) for arg in call.args):
         return {}
     try:
@@ -69,7 +69,7 @@ def _bind_all(function: Any, call: ast.Call) -> Mapping[str, Any]:
 
 
 def defaults_of(function: Any) -> dict[str, int | float]:
-    """Returns the parameters of a function that have numbers or flags as their defaults.
+    """Returns the defaults of a function's parameters that are numbers or flags.
 
     Examples:
         >>> defaults_of(lambda width, stride=1, kind="conv", bias=True: None)
@@ -87,7 +87,7 @@ def defaults_of(function: Any) -> dict[str, int | float]:
 
 
 def _result(function: Any, call: ast.Call) -> ast.Call | None:
-    """Returns the call that a function of one statement returns, with its arguments put in."""
+    """Returns the call that a one-statement function returns, with its arguments substituted."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError, ValueError, IndexError):
@@ -102,7 +102,7 @@ def _result(function: Any, call: ast.Call) -> ast.Call | None:
 
 
 class _Put(ast.NodeTransformer):
-    """Puts the arguments of a call in place of the names that its function has for them."""
+    """Substitutes the arguments of a call for the parameter names of its function."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._given = given

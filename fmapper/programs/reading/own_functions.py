@@ -1,8 +1,7 @@
-"""Finds the functions of a model's own code that its files have, too: those that repeat.
+"""Finds the functions of a model's own code to keep in files, because they repeat.
 
-`q, k = rope(q, cos), rope(k, cos)` calls one function twice. What calls of functions compute is
-part of their callers, but where the same function is called at several places, and reads nothing
-but what it is given.
+`q, k = rope(q, cos), rope(k, cos)` calls one function twice. Calls of functions are inlined into
+their callers, unless the same function is called at several places and uses only its arguments.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from fmapper.programs.program import Call, Part, Program, map_arguments, refs_in
 from fmapper.programs.reading.statements import count_targets, statements_at
 from fmapper.programs.treespec import Ref, Size
 
-# The calls of functions that a call was made in, outer ones first: their parts, and their lines.
+# The function calls around a call, outer ones first: their parts, and the lines in them.
 FunctionStack = tuple[tuple[str, str], ...]
 
-LONG = 8  # operations that are worth a function that is called once
-_FEWEST = 3  # those that are worth one that is called at several places
-_DRAWS = re.compile(  # as far as the names of operations say it; a target knows the others
+LONG = 8  # the least number of operations for a function that is called once
+_FEWEST = 3  # the least number for one that is called at several places
+_DRAWS = re.compile(  # as far as the names of operations tell; the target has the others
     r"rand|dropout|bernoulli|multinomial|normal\b|normal_|uniform|rrelu|poisson|exponential"
     r"|cauchy|geometric"
 )
 
 
 def with_own_functions(program: Program, stacks: Mapping[str, FunctionStack]) -> Program:
-    """Returns a program with parts for those functions alone.
+    """Returns a program with parts only for functions to keep.
 
     Args:
         program: The program, with parts for all calls of functions.
-        stacks: Its calls -> the calls of functions that they were made in.
+        stacks: Its calls -> the function calls around them.
     """
     functions = {part.name: part for part in program.parts if part.function or part.method}
     finder = _Functions(program, functions, stacks)
@@ -43,7 +42,7 @@ def with_own_functions(program: Program, stacks: Mapping[str, FunctionStack]) ->
     given = _results_by_line(functions, stacks)
 
     def place(part: Part) -> Part:
-        """Returns a part as its caller has it: the code of other functions is that of theirs."""
+        """Moves a part into the nearest enclosing part that is kept."""
         inner: list[tuple[str, str]] = []
         parent, source = part.parent, part.source
         while parent in functions and parent not in kept:
@@ -71,7 +70,7 @@ def with_own_functions(program: Program, stacks: Mapping[str, FunctionStack]) ->
 def _results_by_line(
     functions: Mapping[str, Part], stacks: Mapping[str, FunctionStack]
 ) -> dict[tuple[str, str], list[str]]:
-    """Maps calls of functions and lines in those to the results that are computed there."""
+    """Maps function calls and lines in them to the results that are computed there."""
     results: dict[tuple[str, str], list[str]] = {}
     for name, part in functions.items():
         for value in dict.fromkeys(refs_in((part.result,))):
@@ -87,13 +86,13 @@ def _line_of_inner(
     functions: Mapping[str, Part],
     given: Mapping[tuple[str, str], Sequence[str]],
 ) -> str:
-    """Returns the line that names a value: that of a call which gives it, or the innermost.
+    """Returns the line that assigns a value: that of a call which returns it, or the innermost.
 
     Args:
         value: The value.
         stack: The functions that are part of the first one, with the lines in each.
-        functions: All of them.
-        given: Functions and lines in them -> the results that are computed there.
+        functions: All function calls.
+        given: Function calls and lines in them -> the results that are computed there.
     """
     line = stack[0][1]
     for inner, source in stack[1:]:
@@ -110,13 +109,13 @@ def _line_of_inner(
 
 
 def line_of_result(value: str, part: Part, line: str, lines: Mapping[str, str]) -> str:
-    """Returns the line of a call that names a value which the call gives; empty for others.
+    """Returns the line of a call if it assigns the value that the call returns; otherwise "".
 
     Args:
         value: The value.
         part: The call of a function.
-        line: Where it is.
-        lines: Lines -> the statements there.
+        line: The line of the call.
+        lines: Lines -> their statements.
     """
     results = [*refs_in((part.result,))]
     if value not in results or count_targets(lines.get(line, "")) != len(results):
@@ -169,7 +168,7 @@ class _Functions:
             name = self._functions[name].parent
 
     def find_kept(self) -> set[str]:
-        """Returns the calls of functions that are equal to calls at other places."""
+        """Returns the function calls that are equal to calls at other places."""
         groups: dict[Any, list[str]] = {}
         for name, part in self._functions.items():
             if name not in self._with_parts and self._is_alone(part, self._constants):
@@ -186,13 +185,13 @@ class _Functions:
         return {name for name in kept if _spot(self._functions[name]) not in inlined}
 
     def find_methods(self, functions: Collection[str]) -> set[str]:
-        """Returns the calls of methods that are methods of the file.
+        """Returns the method calls that stay methods in the file.
 
-        They are those of other parts, and those of the part itself that repeat, or call parts and
-        have a public name, as `encode`.
+        They are calls of methods of other parts, and of the part itself if they repeat, or call
+        parts and have a public name, such as `encode`.
 
         Args:
-            functions: The calls that are of functions of the file.
+            functions: The calls that stay functions in the file.
         """
         groups: dict[Any, list[str]] = {}
         for name, part in self._functions.items():
@@ -213,9 +212,9 @@ class _Functions:
         }
 
     def _is_of_class(self, calls: Sequence[str]) -> bool:
-        """Returns whether a method is what all submodules of a class that run call, and the same.
+        """Returns whether all submodules of a class that run call a method, with equal contents.
 
-        Otherwise they are more alike without that method, but where they have no other code.
+        Otherwise the submodules are more alike without that method, unless they have no other code.
         """
         methods = [self._functions[name] for name in calls]
         types = self._program.types
@@ -227,7 +226,7 @@ class _Functions:
         return is_same and {part.path for part in others} <= {part.path for part in methods}
 
     def _is_of_interface(self, name: str) -> bool:
-        """Returns whether users may call a method, and its caller does more than that."""
+        """Returns whether a method is public, and its caller does more than call it."""
         part = self._functions[name]
         if not part.function:
             return True
@@ -236,7 +235,7 @@ class _Functions:
         return is_public and all(part.result != caller.result for caller in callers)
 
     def _places(self) -> dict[str, tuple[str, int]]:
-        """Maps the calls to where their caller has them: the line, and which of those there."""
+        """Maps each call to its line in the caller, and its index among the calls on that line."""
         counts: Counter[tuple[str, str]] = Counter()
         places = {}
         for name, part in self._functions.items():
@@ -246,11 +245,11 @@ class _Functions:
         return places
 
     def _is_alone(self, part: Part, beside: Collection[str] = ()) -> bool:
-        """Returns whether a function computes with nothing but what it is given, and no more.
+        """Returns whether a function computes only with its arguments.
 
         Args:
             part: The function.
-            beside: What it may compute with, too.
+            beside: Further values with which it may compute.
         """
         calls = self._calls[part.name]
         inside = {call.name for call in calls}
@@ -271,7 +270,7 @@ class _Functions:
         )
 
     def _content(self, part: Part) -> Any:
-        """Returns what a function does, without the numbers in it."""
+        """Returns the operations of a function, without the numbers in it, for comparison."""
         names: dict[str, int] = {}
         for value in refs_in((part.arguments,)):
             names.setdefault(value, len({*names.values()}))
@@ -287,12 +286,12 @@ class _Functions:
 
 
 def _spot(part: Part) -> tuple[str, str]:
-    """Returns a function, and the line that calls it: there it is the same for all objects."""
+    """Returns a function and the line that calls it, which are the same for all objects."""
     return part.function, part.source
 
 
 def _options(part: Part) -> str:
-    """Returns the arguments of a call without the arrays and sizes in them."""
+    """Returns the arguments of a call without arrays and sizes, as text."""
     plain = map_arguments(
         part.arguments,
         lambda value: type(value).__name__ if isinstance(value, Ref | Size) else value,
@@ -301,7 +300,7 @@ def _options(part: Part) -> str:
 
 
 def _plain(value: Any, names: Mapping[str, int]) -> Any:
-    """Returns arguments with numbers for the values that they refer to, and without numbers."""
+    """Returns arguments with references numbered, and without numbers."""
     if isinstance(value, Ref):
         return f"%{names[value.name]}" if value.name in names else "size"
     if isinstance(value, Mapping):
@@ -313,18 +312,18 @@ def _plain(value: Any, names: Mapping[str, int]) -> Any:
 
 
 def is_copy(call: Call) -> bool:
-    """Returns whether a call gives the values that it is given, as `contiguous` does."""
+    """Returns whether a call returns its operand unchanged, such as `contiguous`."""
     name = call.op.partition("::")[2].partition(".")[0]
     return name in ("contiguous", "clone", "alias") and isinstance(call.args[0], Ref)
 
 
 def _is_cast(call: Call) -> bool:
-    """Returns whether a call gives the values that it is given, perhaps in another dtype."""
+    """Returns whether a call returns its operand unchanged except for the dtype."""
     return is_copy(call) or call.op.partition("::")[2].partition(".")[0] in ("to", "_to_copy")
 
 
 def count_computing(calls: Iterable[Call]) -> int:
-    """Returns the number of calls that compute, beyond sizes, copies and casts."""
+    """Counts the calls that compute more than sizes, copies and casts."""
     return sum(not (_is_size(call) or _is_cast(call)) for call in calls)
 
 

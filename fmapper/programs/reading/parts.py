@@ -12,12 +12,12 @@ def keep_results_of_parts(
 ) -> Graph:
     """Removes dead calls, but keeps all results of a part if any of them is used.
 
-    A part that is called alone returns them all.
+    A part that is called separately returns all of them.
 
     Args:
         graph: The graph.
         parts: The calls of submodules in it.
-        keep: Whether a call stays in any case.
+        keep: Returns whether a call always stays.
     """
     results = {part.name: {*refs_in((part.result,))} for part in parts}
     kept: set[str] = set()

@@ -1,4 +1,4 @@
-"""Reads what the constructors of a model call the numbers that they give their parts."""
+"""Reads from constructors the names of the numbers that they pass to submodules."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from fmapper.programs.reading.constructor_calls import (
     resolve,
 )
 
-_MOST = 8  # parts that a sequence may have
-_DEEPEST = 4  # variables that are lists of variables, functions that call functions
+_MOST = 8  # the maximal number of parts of a sequence
+_DEEPEST = 4  # nesting of lists in variables, and of calls of functions
 
 
 @dataclass(slots=True)
 class Settings:
-    """The names of a constructor for the numbers of one submodule and of its parts.
+    """A constructor's names for the numbers of a submodule and its parts.
 
     Attributes:
         numbers: Its parameters and variables, and attributes of the submodule -> their values.
-        code: Arguments of parts -> how it writes them, `conv.in_channels` -> `channels`; and parts
-            with `if` -> the variable that decides on them, `act.if` -> `use_relu`.
-        words: Attributes that are None, True, False, texts or functions -> those as text; and the
-            variables of the constructor that decide which parts are made, where these tell.
-        makers: Parts -> the functions and methods of the model that have made them.
-        defaults: Parameters -> the numbers and flags that they are by default.
+        code: Arguments of parts -> their code, `conv.in_channels` -> `channels`; and parts with
+            `if` -> the variable that decides on them, `act.if` -> `use_relu`.
+        words: Attributes that are None, True, False, texts or functions -> these as text; and the
+            variables of the constructor that decide which parts are created, if known.
+        makers: Parts -> the functions and methods of the model that created them.
+        defaults: Parameters -> their defaults that are numbers or flags.
     """
 
     numbers: dict[str, Number] = field(default_factory=dict)
@@ -53,15 +53,14 @@ class _Constructor:
 
     Attributes:
         parameters: Its parameters.
-        space: What names in it are, besides its variables.
+        space: The values of names in it, besides its variables.
         loops: The variables of its comprehensions.
-        attributes: What it sets, each to one of several if that depends on its arguments.
-        variables: What it assigns to variables once.
-        lists: Variables -> the items of those that are lists, and whether each is there always.
-        parts: What it gives the constructor of its base, as a sequence is given its parts.
-        defaults: Its parameters -> the numbers and flags that they are by default.
-        tests: What is made where a variable is true or false, by its identity -> that variable,
-            and which of both.
+        attributes: The code of attributes, several if it depends on arguments.
+        variables: The code of variables that are assigned once.
+        lists: Variables that are lists -> their items, and whether each is always present.
+        parts: The arguments of the base constructor, such as the parts of a sequence.
+        defaults: Its parameters -> their defaults that are numbers or flags.
+        tests: By identity of code on which a variable decides: the variable, and its value.
     """
 
     parameters: tuple[str, ...]
@@ -75,7 +74,7 @@ class _Constructor:
     tests: Mapping[int, tuple[str, bool]] = field(default_factory=dict)
 
     def read(self, body: list[ast.stmt], *, always: bool = True) -> None:
-        """Reads statements; those of loops only change what is known of lists."""
+        """Reads statements; in loops only for their effect on lists."""
         for node in body:
             match node:
                 case ast.Assign(targets=[ast.Name(name)], value=value):
@@ -129,9 +128,9 @@ class _Constructor:
                 self.parts = tuple(call.args)
 
     def items_in(self, name: str, node: ast.expr, depth: int = 0) -> list[tuple[ast.expr, bool]]:
-        """Returns what code for a list or sequence has in it; nothing where that is not known.
+        """Returns the items in the code of a list or sequence; empty if unknown.
 
-        What all of its items are made by has a star.
+        Code that creates all items is starred.
         """
         match node:
             case ast.Name(id=other) if depth < _DEEPEST:
@@ -153,12 +152,12 @@ class _Constructor:
         return []
 
     def value(self, node: ast.expr) -> ast.expr:
-        """Returns what a variable is that is a call, or the code itself."""
+        """Replaces a variable by the call that it holds; other code stays as it is."""
         variable = self.variables.get(node.id) if isinstance(node, ast.Name) else None
         return variable if isinstance(variable, ast.Call | ast.IfExp) else node
 
     def side(self, node: ast.expr, kind: str) -> ast.expr:
-        """Returns the side of a condition that makes parts of a class, or the code itself."""
+        """Returns the branch of a condition that creates parts of a class, or the code itself."""
         code = self.value(node)
         if not isinstance(code, ast.IfExp):
             return code
@@ -176,7 +175,7 @@ def _constructor_of(cls: type) -> _Constructor | None:
 
 @functools.lru_cache(maxsize=1024)
 def _code_of(function: Any) -> _Constructor | None:
-    """Returns the code of a constructor, or of a function that returns what it makes."""
+    """Reads the code of a constructor, or of a function that returns a new object."""
     try:
         function = inspect.unwrap(function)
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
@@ -198,7 +197,7 @@ def _code_of(function: Any) -> _Constructor | None:
 
 
 def _tests_in(tree: ast.AST) -> dict[int, tuple[str, bool]]:
-    """Maps what is made where a variable is true or false to that variable, and which of both."""
+    """Maps code on which a variable decides to the variable, and its value."""
     tests: dict[int, tuple[str, bool]] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.If | ast.IfExp):
@@ -215,19 +214,19 @@ def _tests_in(tree: ast.AST) -> dict[int, tuple[str, bool]]:
 
 
 def settings_of(module: Any, memo: dict[int, Settings] | None = None) -> Settings:
-    """Returns what the constructor of a module calls its numbers, as far as its code tells.
+    """Reads the names of a module's numbers from the code of its constructor.
 
-    Its variables have the values that parts have where it gives them to those.
+    The values of its variables are those of the parts that receive them.
 
     Args:
-        module: The module; its parts are its attributes, or have numbers.
+        module: The module; its parts are attributes or numbered items.
         memo: The settings of other modules, by their identity; it is added to.
     """
     memo = {} if memo is None else memo
     if id(module) in memo:
         return memo[id(module)]
     settings = memo[id(module)] = Settings(_attributes(module))
-    with contextlib.suppress(Exception):  # whatever one of the user does when asked for its parts
+    with contextlib.suppress(Exception):  # a user's object may raise anything
         settings.words = _words(module)
     code = _constructor_of(type(module))
     if code is not None:
@@ -238,7 +237,7 @@ def settings_of(module: Any, memo: dict[int, Settings] | None = None) -> Setting
             for name, value in _decisions(module, code, settings.numbers).items():
                 if settings.words.get(name, "None") in ("None", "True", "False"):
                     settings.words[name] = value
-        except Exception:  # whatever a module of the user does when it is asked for its parts
+        except Exception:  # a user's module may raise anything
             settings.code = {}
     return settings
 
@@ -273,7 +272,7 @@ def _read(
 
 
 def _decisions(module: Any, code: _Constructor, numbers: Mapping[str, Number]) -> dict[str, str]:
-    """Returns the variables that decide which parts are made -> whether they were true."""
+    """Maps the variables that decide which parts are created to their values."""
     flags: dict[str, set[str]] = {}
     for _, _, node in _parts_of(module, code):
         name, is_true = code.tests.get(id(node), ("", False))
@@ -283,9 +282,9 @@ def _decisions(module: Any, code: _Constructor, numbers: Mapping[str, Number]) -
 
 
 def _makers(module: Any, code: _Constructor, memo: dict[int, Settings]) -> dict[str, str]:
-    """Returns the functions that make parts of a module, and its own methods that do.
+    """Maps parts of a module to the functions, and its own methods, that created them.
 
-    What those call the numbers that they give to parts becomes known for these.
+    Also records the names of those functions for the numbers of parts.
     """
     makers = {}
     for path, part, node in _parts_of(module, code):
@@ -305,7 +304,7 @@ def _makers(module: Any, code: _Constructor, memo: dict[int, Settings]) -> dict[
 def _numbers_given(
     part: Any, call: ast.Call, code: _Constructor, memo: dict[int, Settings]
 ) -> dict[str, tuple[ast.expr, Number]]:
-    """Returns the numbers that the constructor of a part is given as variables, with the code."""
+    """Returns the numbers that a part's constructor gets as variables, with their code."""
     numbers = {}
     for name, given in _arguments(part, call, code):
         value = settings_of(part, memo).numbers.get(name, number_of(_own(part).get(name)))
@@ -338,7 +337,7 @@ def _words(module: Any) -> dict[str, str]:
                 words[key] = str(value)
             elif inspect.isroutine(value):
                 words[key] = value.__name__
-    named = getattr(type(module), "named_children", None)  # an object may draw for any name
+    named = getattr(type(module), "named_children", None)  # an object may define any name
     for key, part in named(module) if named else ():
         is_plain = not any(True for _ in part.children())
         if is_plain and key.isidentifier() and "activation" not in type(part).__module__:
@@ -347,7 +346,7 @@ def _words(module: Any) -> dict[str, str]:
 
 
 def _print(node: ast.expr, module: Any, loop: Mapping[str, Number]) -> str:
-    """Returns code with names for attributes of objects, and the numbers of classes and loops."""
+    """Formats code with names for attributes of objects and numbers for loop variables."""
 
     class Name(ast.NodeTransformer):
         def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
@@ -363,7 +362,7 @@ def _print(node: ast.expr, module: Any, loop: Mapping[str, Number]) -> str:
 
 
 def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.expr]]:
-    """Yields the parts and numbers of a module that its constructor makes, with its code."""
+    """Yields the parts and numbers that a module's constructor creates, with the code of each."""
     parts = {name: _part_at(module, name) for name in code.attributes}
     queue = [(name, part, _choose(part, name, code)) for name, part in parts.items()]
     if code.parts:
@@ -384,7 +383,7 @@ def _parts_of(module: Any, code: _Constructor) -> Iterator[tuple[str, Any, ast.e
 
 
 def _choose(part: Any, name: str, code: _Constructor) -> ast.expr:
-    """Returns the code that has made an attribute; the first, where that is not clear."""
+    """Returns the code that created an attribute; the first candidate if ambiguous."""
     candidates: list[ast.expr] = []
     for node in code.attributes[name]:
         candidates += [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
@@ -402,7 +401,7 @@ def _find_items(path: str, node: ast.expr, code: _Constructor) -> list[tuple[ast
 
 
 def _part_at(module: Any, key: str) -> Any:
-    """Returns an attribute of a module, but no property, or what it has by number."""
+    """Returns an attribute of a module that is not a property, or a numbered item."""
     if not key.isdigit():
         is_own = key in _own(module) or not hasattr(type(module), key)
         return getattr(module, key, None) if is_own else None
@@ -413,12 +412,12 @@ def _part_at(module: Any, key: str) -> Any:
 
 
 def _match(part: Any, items: list[tuple[ast.expr, bool]]) -> list[tuple[str, ast.expr]]:
-    """Returns the numbers of the parts of a sequence with the code of each, in order.
+    """Matches the numbered parts of a sequence with the code of each, in order.
 
-    Code that is not run always is left out where the others are of the classes of the parts.
+    Conditional code is skipped if the rest matches the classes of the parts.
     """
     are_made = any(isinstance(node, ast.Call | ast.Starred) for node, _ in items)
-    are_made = are_made and not hasattr(type(part), "__array__")  # it has rows, and no parts
+    are_made = are_made and not hasattr(type(part), "__array__")  # it has rows instead of parts
     try:
         count = len(part) if are_made else 0
     except TypeError:
@@ -426,7 +425,7 @@ def _match(part: Any, items: list[tuple[ast.expr, bool]]) -> list[tuple[str, ast
     if len(items) == 1 and isinstance(items[0][0], ast.Starred):
         items = [(items[0][0].value, True)] * count
     if not len(items) - _optional(items) <= count <= len(items):
-        return []  # its parts need not be read, which are rows where a variable holds an array
+        return []  # do not read its items, which are rows if a variable holds an array
     kinds = [type(_part_at(part, str(at))).__name__ for at in range(count)]
     for left_out in itertools.product((False, True), repeat=min(_MOST, _optional(items))):
         left = iter(left_out)
@@ -441,7 +440,7 @@ def _optional(items: list[tuple[ast.expr, bool]]) -> int:
 
 
 def _may_be(node: ast.expr, kind: str) -> bool:
-    """Returns whether code may make a part of a class: functions and variables may."""
+    """Returns whether code may create a part of a class, as functions and variables may."""
     name = last_name(node.func) if isinstance(node, ast.Call) else ""
     return name == kind or name[:1].islower() or not name
 
@@ -449,7 +448,7 @@ def _may_be(node: ast.expr, kind: str) -> bool:
 def _arguments(part: Any, call: ast.Call, code: _Constructor) -> Iterator[tuple[str, ast.expr]]:
     """Yields the arguments of the constructor of a part, with the code for each.
 
-    Those of the function that makes it come first.
+    Arguments of the function that creates it come first.
     """
     function = find_function(call, code.space)
     if function is not None:

@@ -1,4 +1,4 @@
-"""The statements of a model's code that calls come from, read while it is recorded."""
+"""The statements of a model's code that make calls, read while it is recorded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 
 def statements_at(sources: Iterable[str]) -> dict[str, str]:
-    """Returns the statements at places, each `file:line`; without those that cannot be read.
+    """Returns the statements at places `file:line`, without those that cannot be read.
 
-    Of one that assigns several results `file:line#1` is the second assignment.
+    For a statement with several assignments, `file:line#1` is the second one.
     """
     statements = {}
     for source in sources:
@@ -27,7 +27,7 @@ def statements_at(sources: Iterable[str]) -> dict[str, str]:
 
 
 def count_targets(statement: str) -> int:
-    """Returns to how many variables a statement assigns.
+    """Counts the variables to which a statement assigns.
 
     Examples:
         >>> count_targets("q, k = rotate(q, k)"), count_targets("return x")
@@ -58,7 +58,8 @@ def pick(statement: str, at: int) -> str:
 def parameters_at(file: str, line: int, name: str) -> tuple[str, ...]:
     """Returns the parameters of the function that begins at a line, with its decorators.
 
-    Without those that a decorator lists as `nondiff_argnums`; none if it cannot be read.
+    Parameters that a decorator lists as `nondiff_argnums` are left out; empty if the code cannot be
+    read.
     """
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
@@ -77,7 +78,7 @@ def parameters_at(file: str, line: int, name: str) -> tuple[str, ...]:
 
 
 def _left_out(decorator: ast.expr) -> tuple[int, ...]:
-    """Returns the numbers that a decorator gives as `nondiff_argnums`."""
+    """Returns the `nondiff_argnums` of a decorator."""
     for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
         if keyword.arg == "nondiff_argnums":
             items = (
@@ -92,7 +93,7 @@ def _left_out(decorator: ast.expr) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _by_line(file: str) -> dict[int, str]:
-    """Returns the innermost statement at each line of a file, in one line."""
+    """Returns the innermost statement at each line of a file, as a single line."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
@@ -110,7 +111,8 @@ def _by_line(file: str) -> dict[int, str]:
 def other_names(function: Any) -> dict[str, str | tuple[str, ...]]:
     """Returns the aliases of variables in the code of a function.
 
-    Of `residual = x` the second name of x, of `cos, sin = positions` the names of its parts.
+    For `residual = x` it is the second name of x, for `cos, sin = positions` the names of its
+    items.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))

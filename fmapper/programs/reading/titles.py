@@ -1,4 +1,4 @@
-"""Classes for what functions of a model make: several sequences of the same layers."""
+"""Names classes for sequences of the same layers that functions of a model create."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from fmapper.programs.reading.settings import Settings, settings_of
 
-_LEAST = 3  # sequences by one function, which are of one class then
-_LAYERS = 2  # of each
+_LEAST = 3  # sequences by one function that share a class
+_LAYERS = 2  # layers of each
 _DIGIT = re.compile(r"\d")
 _WORDS = ("make_", "build_", "create_", "get_")
 
@@ -21,13 +21,13 @@ def titles_of_sequences(
     memo: dict[int, Settings],
     named: Mapping[str, Hashable],
 ) -> dict[str, str]:
-    """Maps the paths of sequences that functions have made to what their class is called.
+    """Maps the paths of sequences that functions created to names for their classes.
 
     Args:
-        modules: The modules of a model by path, each of which may have made some.
+        modules: The modules of a model by path, whose constructors may have created some.
         layers: The paths of sequences of layers alone -> the classes of these.
-        memo: The settings that are known; they are added to.
-        named: The paths of sequences whose parts have names -> these, and their classes.
+        memo: The settings of modules, to which new ones are added.
+        named: The paths of sequences whose parts have names -> these names, and their classes.
     """
     makers: dict[str, str] = {}
     for path, module in modules:
@@ -59,11 +59,11 @@ def _common_title(functions: Sequence[str], *, is_all: bool) -> str:
     """Returns a title of the words that all functions have: `ConvBn` for `conv_1x1_bn` and others.
 
     Args:
-        functions: Those that are known.
-        is_all: Whether they are all; the others may have other sizes in their names.
+        functions: The known functions.
+        is_all: Whether these are all; further ones may have other sizes in their names.
 
     Returns:
-        The title; empty where they have no words in common.
+        The title; empty if they have no words in common.
     """
     rows = [function.split("_") for function in functions]
     common = [
@@ -75,7 +75,7 @@ def _common_title(functions: Sequence[str], *, is_all: bool) -> str:
 
 
 def title_of_function(function: str) -> str:
-    """Returns what a class for the results of a function is called.
+    """Returns the name of a class for the results of a function.
 
     Examples:
         >>> title_of_function("_make_conv_bn"), title_of_function("_3x3")
@@ -89,7 +89,7 @@ def title_of_function(function: str) -> str:
 
 
 def class_name(name: str) -> str:
-    """Returns what a class is called after a function or a place.
+    """Returns the name of a class after a function or a path.
 
     Examples:
         >>> class_name("layer_norm"), class_name("_mlp"), class_name("ViT")

@@ -1,4 +1,4 @@
-"""Models of classes that were written for them: `convert(..., structure=True)`."""
+"""Structured models, whose classes were generated: `convert(..., structure=True)`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def source_of_class(model: Any) -> Any:
 
 
 def source_of_model(model: Any) -> Any:
-    """Returns the `Source` of a whole model of written classes, or None."""
+    """Returns the `Source` of a whole structured model, or None."""
     source = source_of_class(model)
     return source if source is not None and type(model).__name__ == source.name else None
 
 
 def origin_of_written(model: Any) -> str:
-    """Returns the folder that the arrays of a model of written classes were read from."""
+    """Returns the folder from which the arrays of a structured model were read."""
     source = source_of_model(model)
     return "" if source is None else str(source.weights.origin)
