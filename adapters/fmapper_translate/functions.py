@@ -27,7 +27,7 @@ class Function:
         owner: The class that defines it; None for a function of a module.
         tree: Its definition.
         lines: The text of its definition, by line.
-        makes_modules: Whether a module was made while it ran.
+        makes_modules: Whether a layer with random numbers was made while it ran.
     """
 
     target: types.FunctionType

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import sys
 import types
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fmapper_translate import layers
 from fmapper_translate._private import name_of_operation, watch_operations
 from fmapper_translate.functions import (
     CHOICE,
@@ -190,9 +192,10 @@ class Recording:
         if isinstance(callee, torch.nn.Module) or (callee and self.function_of(callee)):
             del activation.log[len(activation.log) - len(event.operations) :]
             activation.log.append(event)
-        is_made = isinstance(value, torch.nn.Module) and not isinstance(callee, torch.nn.Module)
-        if isinstance(node, ast.Call) and is_made:
-            self._note_maker(frame)
+        if isinstance(node, ast.Call) and isinstance(callee, type | functools.partial):
+            layer = layers.layer_of(type(value))
+            if layer is not None and layer.takes_rngs:
+                self._note_maker(frame)
         return value
 
     def _choice(
