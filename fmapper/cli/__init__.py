@@ -4,6 +4,6 @@ main        the commands and their exit status
 profile     `profile FILE:MODEL`
 convert     `convert FILE:MODEL --to FRAMEWORK`
 translate   `translate FILE:MODEL --to FRAMEWORK --out FILE`
-conversion  what `convert` reports: how exact, how fast, on which operations
+conversion  the report of `convert`: accuracy, speed, operations
 target      loads the object that `FILE:NAME` names
 """

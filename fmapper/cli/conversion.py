@@ -69,7 +69,7 @@ class Conversion:
         first_call_seconds: The first call, with compilation; None if the model was not called.
         verification: The comparison of the outputs on the examples; None if there was none.
         per_call: One call of the converted model; None if calls were not timed.
-        per_call_before: One call of the original without gradients, timed in turn with that.
+        per_call_before: One call of the original without gradients, timed alternately with that.
         speedup: The median over the rounds of the original's time by the converted model's.
     """
 
@@ -89,11 +89,11 @@ class Conversion:
 
     @property
     def ok(self) -> bool:
-        """Whether no difference is known."""
+        """Whether the comparison found no difference."""
         return self.verification is None or self.verification.ok
 
     def to_json(self) -> str:
-        """Returns everything as strict JSON; infinite values and NaN are null."""
+        """Returns the measurements as strict JSON; infinite values and NaN are null."""
         return json.dumps(_finite({**asdict(self), "ok": self.ok}), indent=1, allow_nan=False)
 
     def __rich__(self) -> RenderableType:
@@ -160,7 +160,7 @@ def measure(
         dynamic_shapes: As for `convert`.
         train: As for `convert`; a model in training mode is neither compared nor timed.
         compare: Whether to compare the outputs, also with those in float64.
-        seconds: The time for timing calls of both; 0 times none.
+        seconds: The time for timing calls of both; 0 to skip it.
         say: Called with a description of each step.
 
     Returns:

@@ -14,7 +14,7 @@ from fmapper.cli.target import inputs_of
 from fmapper.errors import TargetError
 from fmapper.progress import step
 
-_KEYWORDS = 1000  # the seed of inputs by keyword: they are other numbers than those by position
+_KEYWORDS = 1000  # the seed of keyword inputs, which differ from positional ones
 
 EXAMPLES = """
 \b
@@ -60,7 +60,7 @@ Examples:
     type=click.FloatRange(min=0),
     default=0.5,
     show_default=True,
-    help="Time calls of both for so long; 0 times nothing.",
+    help="Seconds to spend on timing both; 0 times nothing.",
 )
 @click.option("--out", type=PATH, help="Save program and arrays to this file, as safetensors.")
 @click.option("--json", type=PATH, help="Write the report to this file.")
@@ -112,7 +112,7 @@ def convert(
 
 
 def example_args(texts: Iterable[str], seed: int = 0) -> tuple[Any, ...]:
-    """Returns the positional inputs: those of each option, in turn, with seeds from this one on."""
+    """Returns the positional inputs of all options in order, with seeds counted from `seed`."""
     several = [_make_inputs(text, number) for number, text in enumerate(texts, seed)]
     return tuple(x for group in several for x in (group if isinstance(group, tuple) else (group,)))
 
@@ -121,12 +121,12 @@ def example_kwargs(text: str | None) -> dict[str, Any]:
     """Returns the keyword inputs.
 
     Raises:
-        TargetError: They are not a dict with names as keys.
+        TargetError: The text is not a dict with names as keys.
     """
     if text is None:
         return {}
     inputs = _make_inputs(text, _KEYWORDS)
-    if isinstance(inputs, tuple) and len(inputs) == 1:  # as expressions are read
+    if isinstance(inputs, tuple) and len(inputs) == 1:  # the form in which expressions are read
         inputs = inputs[0]
     if not isinstance(inputs, dict) or not all(isinstance(key, str) for key in inputs):
         raise TargetError(

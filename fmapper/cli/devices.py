@@ -34,7 +34,7 @@ def devices() -> None:
     for advice in memory_advice():
         console.print(Text(advice), soft_wrap=True)
     for backend, reason in missing_devices().items():
-        # One line each, however narrow the terminal: the commands in them are meant to be copied.
+        # One line each at any width of the terminal, so that commands can be copied.
         console.print(Text(f"{backend}: {reason}"), soft_wrap=True)
 
 
@@ -42,7 +42,7 @@ def _ask(device: Device) -> DeviceInfo:
     """Returns the description of a device, or the error that it raised."""
     try:
         return device_info(device)
-    except RuntimeError as error:  # in use by somebody else alone, out of memory, gone
+    except RuntimeError as error:  # in exclusive use, out of memory, or gone
         return DeviceInfo(device, f"does not answer: {str(error).splitlines()[0]}")
 
 

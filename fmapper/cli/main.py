@@ -1,4 +1,4 @@
-"""The commands, and how each ends: with its exit status, and one line for an error."""
+"""The commands, with their exit status, and one line for an error."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fmapper.errors import FmapperError
 from fmapper.switches import settings
 
 NAME = "fmapper"
-FAILED = 1  # the status after an error, but of a command whose own answer it is
+FAILED = 1  # the status after an error, unless the command uses 1 for a result
 _FAILED_OF = {"verify": NOT_COMPARED}
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _DEBUG = "--debug"
 
 
@@ -64,7 +64,7 @@ for _command in (convert, transfer, translate, verify, checkpoint, profile, devi
 
 
 def _names(words: Sequence[str]) -> list[str]:
-    """Returns the names of the command that words on the command line call, outermost first."""
+    """Returns the names of the command in the words of a command line, outermost first."""
     names: list[str] = []
     group: click.Command | None = command
     for word in words:
@@ -77,7 +77,7 @@ def _names(words: Sequence[str]) -> list[str]:
 
 
 def _say(error: Exception) -> str:
-    """Returns the message of an error; a system error begins with the file."""
+    """Returns the message of an error; that of a system error begins with the file."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     return str(error)
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         print(f"{title}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has stopped, as `head` does
+    except BrokenPipeError:  # the reader, such as `head`, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:

@@ -28,7 +28,7 @@ def check_folders(*paths: Path | None) -> None:
 
 
 def print_report(report: Any) -> None:
-    """Prints a report in the width of the terminal, or in 120 columns to a file or a pipe."""
+    """Prints a report in the width of the terminal, or 120 columns wide to a file or a pipe."""
     from rich.console import Console
 
     # rich would take a pipe for a terminal of 80 columns

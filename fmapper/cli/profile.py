@@ -38,7 +38,7 @@ Examples:
     type=click.FloatRange(min=0),
     default=0.5,
     show_default=True,
-    help="Measure each device and batch size for so long.",
+    help="Seconds to spend on each device and batch size.",
 )
 @click.option("--train", is_flag=True, help="Include the gradient of the result.")
 @click.option("--compile", is_flag=True, help="Use torch.compile.")

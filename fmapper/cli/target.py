@@ -18,9 +18,8 @@ _SUFFIX = ".py"
 def load_target(target: str) -> Any:
     """Returns the object that `FILE:NAME` or `MODULE:NAME` names.
 
-    The file is run as a module of its own name, with its folder on `sys.path`, so that it can
-    import its neighbours; `if __name__ == "__main__"` is not true in it. A file is run only once,
-    however often it is named.
+    The file is run as a module named after it, with its folder on `sys.path`, so that it can import
+    its neighbours; `if __name__ == "__main__"` is false in it. A file is run only once.
 
     Args:
         target: A path to a Python file, or the dotted name of a module, which is imported with the
@@ -43,7 +42,7 @@ def load_target(target: str) -> Any:
 
 
 def load_model(target: str) -> Any:
-    """Returns the model that `FILE:NAME` names: an instance, or what a class or a factory makes.
+    """Returns the model that `FILE:NAME` names, or that the named class or factory creates.
 
     A class, or a function that needs no arguments, is called; a function that needs arguments is
     itself the model.
@@ -64,7 +63,7 @@ def load_model(target: str) -> Any:
         )
     try:
         return loaded()
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # anything that the user's code raises
         raise TargetError(f"{target}: creating the model failed: {_short(error)}") from error
 
 
@@ -72,11 +71,11 @@ def inputs_of(text: str, seed: int = 0) -> Any:
     """Returns inputs from `FILE:INPUTS` or `MODULE:INPUTS`, or from an expression.
 
     Args:
-        text: Where they are, or the expression.
+        text: The place of the inputs, or an expression.
         seed: The seed of the random numbers of an expression.
 
     Raises:
-        TargetError: The text is neither.
+        TargetError: The text is invalid.
     """
     from fmapper.profiles.example_inputs import read_inputs
 
@@ -93,7 +92,7 @@ def _import(name: str) -> Any:
         sys.path.insert(0, folder)
     try:
         return importlib.import_module(name)
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # anything that the user's code raises
         raise TargetError(f"the module {name} cannot be imported: {_short(error)}") from error
 
 
@@ -115,7 +114,7 @@ def _run(file: str) -> Any:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    sys.modules[name] = module  # dataclasses and pickle look there
+    sys.modules[name] = module  # dataclasses and pickle look modules up there
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -128,7 +127,7 @@ def _required_parameters(function: Any) -> list[str]:
     """Returns the parameters without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C: a ufunc, for example
+    except (TypeError, ValueError):  # implemented in C, for example a ufunc
         return ["its arguments"]
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.default is p.empty and p.kind not in variable]

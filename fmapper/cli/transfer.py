@@ -39,10 +39,10 @@ Examples:
     "target_examples",
     metavar="INPUTS",
     multiple=True,
-    help="Example inputs of the target, if they are others.",
+    help="Example inputs of the target, if they differ.",
 )
 @click.option("--example-kwargs", "--kwargs", "kwargs", metavar="DICT", help="Inputs by keyword.")
-@click.option("--dry-run", is_flag=True, help="Only say what would become what.")
+@click.option("--dry-run", is_flag=True, help="Only list the pairs of arrays.")
 def transfer(
     source: str,
     target: str,
@@ -57,8 +57,8 @@ def transfer(
 ) -> int:
     """Put the weights of one model into another with other names and layouts.
 
-    SOURCE is a checkpoint, or a model in a Python file as FILE:MODEL. A table says what becomes
-    what, and why that is known; what is not sure is an error that lists the candidates.
+    SOURCE is a checkpoint, or a model in a Python file as FILE:MODEL. A table lists the pairs of
+    arrays, with the evidence; an uncertain pair is an error that lists the candidates.
     """
     import fmapper
     from fmapper.checkpoints import Rules

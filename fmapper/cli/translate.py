@@ -56,7 +56,7 @@ Examples:
 @click.option("--tests", is_flag=True, help="Write a test of the file, and its data, beside it.")
 @click.option("--out", type=PATH, required=True, help="The file to write.")
 @click.option(
-    "--force", is_flag=True, help="Overwrite files at these places that were edited, or are others."
+    "--force", is_flag=True, help="Overwrite files that were edited or not written by this command."
 )
 def translate(
     model: str,

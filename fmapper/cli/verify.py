@@ -43,7 +43,7 @@ Examples:
     "inputs",
     metavar="INPUTS",
     multiple=True,
-    help="What both are called with: 'randn(1,3,32,32)', 'randint(0,99,(1,8)), 2.0', FILE:INPUTS "
+    help="Inputs of both: 'randn(1,3,32,32)', 'randint(0,99,(1,8)), 2.0', FILE:INPUTS "
     "for an array, a tuple, or a function without arguments, or a file .npz or .safetensors, whose "
     "arrays arr_0, arr_1, ... or 0, 1, ... are by position and all others by keyword; may be "
     "repeated. Goldens hold their own.",
@@ -76,7 +76,7 @@ Examples:
 @click.option(
     "--train/--eval",
     default=None,
-    help="Call both in this mode (default: each in the mode in which it is).",
+    help="Call both in this mode (default: the current mode of each).",
 )
 @click.option(
     "--tolerance",
@@ -91,7 +91,7 @@ Examples:
 @click.option(
     "--json",
     type=click.Path(path_type=Path, allow_dash=True),
-    help="Write the result to this file as JSON; with - print that and no report.",
+    help="Write the result to this file as JSON; with - print it instead of the report.",
 )
 @click.option("--html", type=PATH, help="Write a page with the errors of all layers to this file.")
 def verify(
@@ -175,7 +175,7 @@ def _compare(*models: Any, **options: Any) -> Report:
 
 
 def _problem(report: Report, gradients: bool, steps: int) -> str:
-    """Says what was asked for and could not be compared; empty if nothing is missing."""
+    """Describes requested comparisons that were not possible; empty if there are none."""
     reasons = "; ".join(report.undecided)
     if not report.size:
         return "nothing was compared: the outputs hold no elements"
@@ -186,7 +186,7 @@ def _problem(report: Report, gradients: bool, steps: int) -> str:
     return ""
 
 
-# --- what is compared -----------------------------------------------------------------------------
+# --- the models and inputs ------------------------------------------------------------------------
 
 
 def _load(text: str, to: str | None) -> Any:
@@ -235,7 +235,7 @@ def _inputs(texts: Iterable[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _arrays(text: str) -> dict[str, Any]:
-    """Reads the arrays of a file; numbers among their names come in order."""
+    """Reads the arrays of a file; numeric names are sorted."""
     from fmapper.checkpoints.load import load
     from fmapper.moves.mover import to_numpy
 
@@ -304,7 +304,7 @@ svg {{ max-width: 100%; height: auto }}
 
 
 def as_page(report: Report, title: str) -> str:
-    """Returns a page of HTML that needs no other file."""
+    """Returns a self-contained HTML page."""
     from html import escape
 
     return _PAGE.format(
@@ -316,7 +316,7 @@ def as_page(report: Report, title: str) -> str:
 
 
 def _picture(report: Report) -> str:
-    """Returns the errors of all layers as SVG; empty where there are none, or no matplotlib."""
+    """Returns the errors of all layers as SVG; empty without layers or matplotlib."""
     import io
     from importlib.util import find_spec
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 Range = tuple[float, float, float]
 """The lowest, the likely and the highest value."""
 
-_PCIE = {3: 15.75e9, 4: 31.5e9, 5: 63e9}  # 16 lanes, one direction, after the line code
+_PCIE = {3: 15.75e9, 4: 31.5e9, 5: 63e9}  # 16 lanes, one direction, net of line coding
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Accelerator:
     source: str = ""
     compute_share: Range = (0.15, 0.4, 0.8)
     memory_share: Range = (0.4, 0.65, 0.9)
-    # The highest share is that of pinned buffers, 52 to 56 of 63 GB/s; others reach far less.
+    # The highest share is for pinned buffers, 52 to 56 of 63 GB/s; others reach far less.
     link_share: Range = (0.15, 0.4, 0.88)
-    # Four to six microseconds are the driver and the launch itself, the rest is dispatch.
+    # The driver and the launch itself take four to six microseconds; the rest is dispatch.
     launch: Range = (5e-6, 7e-6, 10e-6)
     compiled_launch: Range = (1.5e-6, 3e-6, 6e-6)
     compiled_call: Range = (10e-6, 25e-6, 80e-6)
@@ -50,7 +50,7 @@ class Accelerator:
     sync: Range = (8e-6, 15e-6, 40e-6)
 
     def peak(self, dtype: str) -> float:
-        """Returns operations per second in a dtype; one that is not listed counts as float32."""
+        """Returns operations per second in a dtype; an unlisted one counts as float32."""
         return self.flops.get(dtype, self.flops["float32"])
 
 
@@ -63,7 +63,7 @@ def _gpu(name: str, tflops: tuple[float, float, float], memory: float, pcie: int
     return Accelerator(name, flops, memory * 1e9, _PCIE[pcie], source)
 
 
-# 32 bits are those of the plain units: matrix products use TF32 only where somebody allows it.
+# Values for 32 bits are without tensor cores: matrix products use TF32 only if it is enabled.
 ACCELERATORS = {
     "H200": _gpu("NVIDIA H200 SXM", (67, 989, 34), 4800, 5),
     "H100": _gpu("NVIDIA H100 SXM", (67, 989, 34), 3350, 5),
@@ -78,7 +78,7 @@ def find_accelerator(wanted: str | Accelerator) -> Accelerator:
     """Returns an accelerator by its short name, in any case.
 
     Raises:
-        ValueError: There is no such name in the table.
+        ValueError: The table has no such name.
 
     Examples:
         >>> find_accelerator("t4").name

@@ -100,7 +100,7 @@ class Placed:
         return self._ways[size]() if size in self._ways else self._way(size)()
 
     def _way(self, size: int) -> Callable[[], tuple[Any, ...]]:
-        """Moves the inputs once with all checks, to learn what the backend must be given."""
+        """Moves the inputs once with all checks, and returns a fast transfer for later runs."""
         host = self.bench.batches[size]
         if self.adapter.host_only:
             self._ways[size] = lambda: host
@@ -148,7 +148,7 @@ class Placed:
             results = self.run(*inputs)
             wait(device, results)
             computed = clock()
-            # What a step needs of its gradient stays where it is.
+            # The gradient, which a training step needs on the device, stays there.
             sent = results[0] if self.bench.train else results
             arrays = [x for x in arrays_of(sent) if adapter_of(x) is self.adapter]
             leaving = clock()
@@ -179,7 +179,7 @@ class Placed:
             int(traffic.bytes_out),
             traffic.arrays_in,
             traffic.arrays_out,
-            # How many kernels there are says why an accelerator takes what it takes.
+            # The number of kernels explains the time of an accelerator.
             counts=None if device.kind == "cpu" else self.count(size),
         )
 
@@ -201,7 +201,7 @@ class Placed:
 
 
 def _with_gradient(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a model so that a run returns loss and gradients, which no compiler then drops."""
+    """Wraps a model so that a run returns loss and gradients, which compilers then cannot drop."""
     from fmapper.transforms.grad import value_and_grad
 
     def run(model: Any, *inputs: Any) -> tuple[Any, list[Any]]:
@@ -238,7 +238,7 @@ def loader(device: Device, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
     import numpy as np  # the host arrays
 
     adapter = get_adapter(device.backend, Compute)
-    # Private: nobody else has this memory, and it is not written to here.
+    # Private: nobody else holds this memory, and it is not written to here.
     copies = [np.array(array, order="C") for array in arrays]
     exchange = Exchange(copies, private=range(len(copies)))
     return lambda: list(adapter.take(exchange, device, share=False))

@@ -17,9 +17,9 @@ from fmapper.profiles.bench import fetch, loader, mover_to
 from fmapper.profiles.predict import Curve
 from fmapper.profiles.timing import Timing, rounds
 
-_SECONDS = 0.2  # for each of the eight measurements
-_LINK = 1 << 26  # bytes: they take far longer than it takes to start a copy
-_CHAIN = (20, 120)  # small products after one another, each one kernel
+_SECONDS = 0.2  # seconds for each of the eight measurements
+_LINK = 1 << 26  # bytes; copying them takes far longer than starting a copy
+_CHAIN = (20, 120)  # small consecutive products, one kernel each
 
 
 @functools.lru_cache(maxsize=16)
@@ -48,7 +48,7 @@ def calibrate(device: Device) -> Accelerator:
         return Timing.of([seconds for (seconds,) in rounds(once, _SECONDS)])
 
     def rate(amount: float, timing: Timing) -> tuple[float, Range]:
-        """Returns a rate per second: least, likely and most."""
+        """Returns a rate per second: lowest, likely and highest."""
         median = timing.median
         return amount / median, (median / timing.upper, 1.0, median / timing.lower)
 
@@ -73,7 +73,7 @@ def calibrate(device: Device) -> Accelerator:
     def read() -> None:
         fetch(device, [added(tiny)])
 
-    # What it takes to have a value, beyond what it takes to compute it.
+    # The time to wait for a value, without the time to compute it.
     alone = time(added, tiny).median
     back = time(read)
     sync = tuple(max(x - alone, 0.0) for x in (back.lower, back.median, back.upper))

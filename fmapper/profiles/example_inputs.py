@@ -37,7 +37,7 @@ def read_inputs(text: str, *, seed: int = 0) -> tuple[Any, ...]:
         The inputs as a tuple, also if there is only one.
 
     Raises:
-        TargetError: The expression cannot be read; the message names the part.
+        TargetError: The expression is invalid; names the part.
 
     Examples:
         >>> x, n = read_inputs("zeros(2, 3):float16, 4")
@@ -60,7 +60,7 @@ class _Reader:
     """Converts the syntax tree of an expression to values."""
 
     def __init__(self, text: str, seed: int) -> None:
-        import numpy as np  # the core does without
+        import numpy as np  # the core does not require NumPy
 
         self.text = text
         self.np: Any = np
@@ -113,7 +113,7 @@ class _Reader:
     def _dtype(self, name: Any) -> Any:
         if not isinstance(name, str) or not itemsize(name):
             raise TypeError(f"{name!r} is not a dtype")
-        if name == "bfloat16":  # NumPy has none of its own
+        if name == "bfloat16":  # NumPy has no dtype of this name
             import ml_dtypes
 
             return ml_dtypes.bfloat16

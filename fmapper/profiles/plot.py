@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def plot(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Draws a profile into a file.
+    """Plots a profile into a file.
 
     Raises:
         BackendUnavailableError: matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure  # not pyplot: no window, no global state
+        from matplotlib.figure import Figure  # not pyplot, which has windows and global state
     except ImportError as error:
         raise BackendUnavailableError(
             f"a profile needs matplotlib, which is not installed ({error}). "

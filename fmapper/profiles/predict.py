@@ -10,8 +10,8 @@ from fmapper.backends.compute import Counts
 from fmapper.profiles.accelerator import Accelerator
 from fmapper.profiles.timing import Timing
 
-BEYOND = 256  # how far a break-even is looked for, in times of the largest known batch size
-# Kernels for one that was counted: a GPU has other algorithms, with fewer or more steps.
+BEYOND = 256  # range of the search for a break-even, in multiples of the largest known batch size
+# Kernels per counted kernel: a GPU has other algorithms, with fewer or more steps.
 _KERNELS = (0.9, 1.0, 1.2)
 
 Bound = str
@@ -25,8 +25,8 @@ class Traffic:
     Attributes:
         bytes_in: Bytes of the inputs.
         bytes_out: Bytes of the results.
-        arrays_in: How many arrays the inputs are.
-        arrays_out: How many arrays the results are.
+        arrays_in: The number of input arrays.
+        arrays_out: The number of result arrays.
         host_in: Seconds that the host needs to start the transfer of the inputs, without copies.
         host_out: Seconds that the host needs to start the transfer of the results.
     """
@@ -85,7 +85,7 @@ def _parts(
     counts: Counts, traffic: Traffic, accelerator: Accelerator, dtype: str, level: int
 ) -> tuple[float, float, float]:
     """Returns the times of input, compute and output: lowest (0), likely (1) or highest (2)."""
-    share = 2 - level  # the most of a peak takes the least time
+    share = 2 - level  # the highest share of a peak takes the least time
     link = accelerator.link * accelerator.link_share[share]
     copy = accelerator.copy[level]
     work = max(
@@ -103,7 +103,7 @@ def _parts(
 def _bound(
     counts: Counts, traffic: Traffic, accelerator: Accelerator, compute: float, total: float
 ) -> Bound:
-    """Returns what dominates the time: the fixed cost of a run, bytes, or operations."""
+    """Returns the dominant part of the time: the fixed cost of a run, bytes, or operations."""
     link = accelerator.link * accelerator.link_share[1]
     moving = (traffic.bytes_in + traffic.bytes_out) / link
     waiting = counts.syncs * accelerator.sync[1]
@@ -170,7 +170,7 @@ def counts_between(counts: Mapping[int, Counts]) -> Callable[[float], Counts]:
 def break_even(
     cost: Callable[[float], float], other: Callable[[float], float], least: int, most: int
 ) -> int | None:
-    """Returns the batch size from which `cost` is below `other`; None if it never is.
+    """Returns the batch size from which on `cost` is below `other`; None if it never is.
 
     From there up to `most`, it stays below. If it is not below at `most`, larger sizes are tried,
     up to `BEYOND` times that.

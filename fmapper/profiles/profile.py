@@ -26,7 +26,7 @@ from fmapper.tracebacks import short_traceback
 from fmapper.tree.nodes import sync
 from fmapper.warn import keeping_warnings
 
-_UNSTEADY = 0.5  # distance of the quartiles, as a part of the median
+_UNSTEADY = 0.5  # distance of the quartiles, relative to the median
 
 
 @short_traceback
@@ -52,9 +52,10 @@ def profile(
     step is awaited and timed. The times are medians of rounds after a warm-up, with quartiles. The
     very first run, in which compilers work, is reported separately.
 
-    If a backend could use an accelerator that is not present, the run is counted instead: kernels,
-    operations, bytes, waits. These counts and a data sheet give a prediction, which is marked as
-    one and has a range. Kernels are counted on the CPU; a GPU may need a few more or fewer.
+    For an accelerator that a backend could use but that is not present, the kernels, operations,
+    bytes and waits of a run are counted instead. These counts and a data sheet yield a prediction,
+    which is marked as one and has a range. Kernels are counted on the CPU; a GPU may need a few
+    more or fewer.
 
     Args:
         model: A callable: a functor, a torch or NNX module, a function.
@@ -63,7 +64,7 @@ def profile(
         devices: Devices as strings, `Device` or a framework's own; None for the first of each kind
             in every backend that can compute the model. A GPU that is not present is predicted.
         batch_sizes: Numbers of samples per run; a break-even needs at least two.
-        call: How the model is run, `call(model, *inputs)`; None for `model(*inputs)`.
+        call: A function that runs the model, `call(model, *inputs)`; None for `model(*inputs)`.
         train: Whether to run the model in training mode with its gradient (`value_and_grad`), but
             without an optimizer. The loss is the result of the call if that is one number, else the
             mean square of everything that the call returns.
@@ -115,7 +116,7 @@ def profile(
         places = places_for(model, devices, predict=predict, train=train)
         batches = _batches(inputs, sizes)
         bench = Bench(model, call or _call, batches, train=train, compile=compile, seconds=seconds)
-        gc.collect()  # or a collection would run while something is measured
+        gc.collect()  # otherwise a collection could run during a measurement
         bar = Progress(len(places.measured) * len(sizes), progress)
         with step("profiling", shown=False), bar:
             cells, notes = _measure_all(places, bench, bar)
@@ -160,7 +161,7 @@ def _unsteady(cells: Sequence[ProfileCell]) -> list[str]:
 
 
 def _fate(name: str, predicted: set[str]) -> str:
-    """Explains what happened to an accelerator that is missing."""
+    """Says whether a missing accelerator is predicted."""
     return f"{name} is {'predicted, not measured' if name in predicted else 'not in the table'}"
 
 
@@ -182,7 +183,7 @@ def _batches(inputs: Any, sizes: list[int]) -> dict[int, tuple[Any, ...]]:
 def _make_inputs(inputs: Callable[[int], Any], size: int) -> Any:
     try:
         return inputs(size)
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # anything that the user's code raises
         raise ProfileError(f"inputs({size}) failed: {_first_line(error)}.") from error
 
 
@@ -208,9 +209,9 @@ def _measure_all(
                 bar.at(f"{device}, batch size {size}")
                 cells.append(placed.cell(size))
                 bar.step()
-        except NotAFunctorError:  # the same everywhere
+        except NotAFunctorError:  # the same on every device
             raise
-        except Exception as error:  # whatever the model raises
+        except Exception as error:  # anything that the model raises
             text = _failure(device, size, error)
             if str(device) in places.asked and size in (None, first):
                 raise ProfileError(text) from error
@@ -240,7 +241,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _card_here(places: Places) -> Accelerator | None:
-    """Returns the accelerator that another backend sees, to predict this backend's use of it."""
+    """Returns an accelerator that another backend sees, for predictions about this backend."""
     if places.predicted:
         for device in places.measured:
             if DEVICE_KINDS.get(device.kind) == "gpu":
@@ -271,7 +272,7 @@ def _predict_all(
                 traffic = placed.traffic(size)
                 prediction = predicted_run(counts, traffic, card, bench.dtype)
                 cells.append(_predicted_cell(name, size, counts, traffic, prediction))
-        except Exception as error:  # whatever the model raises
+        except Exception as error:  # anything that the model raises
             notes.append(f"{name} is not predicted. {_failure(device, size, error)}")
         notes += [f"{name}: {text}" for text in unseen]
     return cells, notes

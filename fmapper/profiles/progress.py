@@ -8,7 +8,7 @@ from typing import Any
 
 from fmapper.switches import settings
 
-_PATIENCE = 1.0  # seconds without a bar: a short run needs none
+_PATIENCE = 1.0  # seconds before the bar appears
 
 
 class Progress:
@@ -41,7 +41,7 @@ class Progress:
         if self._bar is None and self._wanted and late:
             self._show()
         if self._bar is not None:
-            # Drawn here and never from a thread: that would run while something is measured.
+            # Drawn here and not in a thread, which would run during measurements.
             self._bar.update(self._task, completed=self._done, description=what, refresh=True)
 
     def step(self) -> None:

@@ -44,8 +44,8 @@ class ProfileCell:
         host_in: For a prediction, the part of `transfer_in` that the backend spends on the host,
             which was measured on the CPU.
         host_out: For a prediction, the part of `transfer_out` that it spends on the host.
-        bound: What takes most of the time: `launch`, the fixed cost of a run, `transfer` or
-            `compute`. None if a single batch size cannot tell.
+        bound: The part that takes most of the time: `launch`, the fixed cost of a run, `transfer`
+            or `compute`. None if a single batch size cannot determine it.
         predicted: Whether the cell is predicted for `Profile.accelerator`, not measured.
         counts: The operations and bytes of a run, if they were counted.
     """
@@ -107,7 +107,7 @@ class Profile:
         model: The class of the model.
         cells: The measurements and predictions, by device and batch size.
         verdicts: For each accelerator, from which batch size it pays.
-        notes: What could not be measured, and why.
+        notes: Measurements that failed, and why.
         accelerator: The accelerator of the predictions; None if there are none.
     """
 

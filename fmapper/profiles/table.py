@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fmapper.profiles.result import Profile, ProfileCell
 
 _COLUMNS = ["device", "batch", "in", "compute", "out", "total", "moving", "first", "bytes", "bound"]
-_DROPPED = ("first", "bytes", "bound")  # where they do not fit
+_DROPPED = ("first", "bytes", "bound")  # if they do not fit
 _WIDE = 106
 
 

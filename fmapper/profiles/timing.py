@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 clock: Callable[[], float] = time.perf_counter
-"""Returns the seconds since some fixed moment."""
+"""A clock: returns the seconds since some fixed moment."""
 
-_MOST = 200  # rounds: more make a median no better
+_MOST = 200  # rounds; more do not improve a median
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Timing:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Switches the garbage collector off within the block, so that no run includes a collection."""
+    """Disables the garbage collector in the block, so that no run includes a collection."""
     was_on = gc.isenabled()
     gc.disable()
     try:

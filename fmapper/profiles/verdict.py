@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _Cost = Callable[[float], float]
 
-_LARGE = 1 << 20  # bytes that take longer over a link than it takes to start the copy
+_LARGE = 1 << 20  # bytes whose transfer takes longer than starting the copy
 
 
 def measured_bounds(cells: Sequence[ProfileCell]) -> list[ProfileCell]:
-    """Returns the cells with what dominates their measured times.
+    """Returns the cells with the dominant part of their measured times.
 
     The fixed cost of a run is the part that does not grow with the batch size: launches, dispatch,
     Python, and the fixed part of a copy.

@@ -24,10 +24,10 @@ class Places:
 
     Attributes:
         measured: The devices that are present.
-        asked: Those that the user named, where a failure is an error.
+        asked: The devices that the user named, on which a failure is an error.
         predicted: Accelerators that are not present, with the CPU on which a run is counted.
         absent: The reason why an accelerator is not present, by its name.
-        notes: What else is missing, and why.
+        notes: Further missing devices, and why.
     """
 
     measured: list[Device] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Places:
 def places_for(
     model: Any, devices: Sequence[Any] | None, *, predict: bool, train: bool = False
 ) -> Places:
-    """Returns the requested devices, or the first of each kind in every fitting backend.
+    """Returns the requested devices, or the first of each kind in every suitable backend.
 
     Raises:
         ProfileError: The model cannot run on a requested device, or on any.
@@ -98,7 +98,7 @@ def _usable(owner: tuple[str, str] | None) -> Iterator[str]:
 
 
 def _owner(model: Any) -> tuple[str, str] | None:
-    """Returns the backend that a model is bound to, and the first path that shows it."""
+    """Returns the backend to which a model is bound, and the path of a node that shows it."""
     backends: dict[str, str] = {}
     for link, node, kind in visit(model, once=True):
         cls = type(node)
