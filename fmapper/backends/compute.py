@@ -258,7 +258,7 @@ class Optimizers(Framework):
             StructureMismatchError: The model's parameters are not arrays by name.
         """
         raise StructureMismatchError(
-            f"{type(model).__name__} takes no adapter beside its weights: pass its parameters "
+            f"{type(model).__name__} takes no LoRA adapter: pass its parameters "
             "by name, such as dict(module.named_parameters()) or fmapper.state(model)."
         )
 
@@ -276,7 +276,7 @@ class Optimizers(Framework):
             StructureMismatchError: The layers cannot hold such pairs, or not these.
         """
         raise StructureMismatchError(
-            f"{type(model).__name__} cannot hold an adapter in its layers: only models of Flax "
+            f"{type(model).__name__} cannot hold a LoRA adapter in its layers: only Flax models "
             "that were converted with structure=True can. Use it as a function of the parameters."
         )
 
@@ -287,5 +287,5 @@ class Optimizers(Framework):
             StructureMismatchError: The layers have no such pairs.
         """
         raise StructureMismatchError(
-            f"{type(model).__name__} holds no adapter in its layers: pass what attach has returned."
+            f"{type(model).__name__} has no LoRA adapter in its layers: pass the result of attach."
         )

@@ -192,7 +192,7 @@ def _difference(target: Place, form: Format, contents: Contents, texts: Mapping[
     if isinstance(form, SafetensorsFolder):
         names = [name for name, _ in shards(contents.arrays, form.most)]
         if [file.name for file in stored.files] != names:
-            return "its shards are others"
+            return "its shards differ"
     for name, text in texts.items():
         file = Path(str(target)) / name
         if not file.is_file() or file.read_bytes() != text:
@@ -218,7 +218,7 @@ def _dequantize(source: Place, contents: Contents, dtype: str | None) -> Content
     checkpoint = Checkpoint.of(source, "", contents)
     quantised = {n for n, x in find_quantized(checkpoint).items() if isinstance(x, QuantizedArray)}
     if not quantised:
-        raise CheckpointError(f"{source}: holds no quantised arrays of a kind that is known here")
+        raise CheckpointError(f"{source}: holds no quantised arrays of a supported kind")
     contents.arrays, contents.ties = merge_ties(dequantize(checkpoint, dtype=dtype))
     of_torchao = {*quantised, "tensor_names"}
     contents.metadata = {n: x for n, x in contents.metadata.items() if n not in of_torchao}
@@ -252,7 +252,7 @@ def _check_scaled(source: Place, contents: Contents, dtype: str | None, dequanti
     plain = "If they are plain numbers, cast them by a rule, such as Cast(names, 'float32')."
     if dequantize:
         raise CheckpointError(
-            f"{source}: {shown}: floats of 8 bits without scales that are known here, W_scale_inv "
+            f"{source}: {shown}: floats of 8 bits without recognised scales, W_scale_inv "
             f"or W_scale beside W. Rename the scales in a conversion of its own first. {plain}"
         )
     raise CheckpointError(

@@ -438,9 +438,9 @@ def _check_names(
         raise StructureMismatchError(
             f"{checkpoint.path}: the checkpoint does not fit the tree:\n"
             + "\n".join(f"  {line}" for line in [*problems, *names])
-            + "\nMake the one in the tree what the checkpoint has, or drop that with rules=."
+            + "\nChange the value in the tree to that kind, or drop the one stored with rules=."
             * bool(problems)
-            + "\nstrict=False leaves what is missing unchanged and ignores what is left over; "
-            f"default= gives what is missing; rules= renames and drops.{OF_STRUCTURED}"
+            + "\nstrict=False keeps old values for missing names and ignores extra ones; "
+            f"default= provides missing values; rules= renames and drops.{OF_STRUCTURED}"
             * bool(names)
         )

@@ -179,7 +179,7 @@ def measure(
     if source is None or source is target:
         what = "not a model that can be recorded"
         if source is target:
-            what = "a model of that already"
+            what = "already a model of it"
         raise ConversionError(
             f"{type(model).__name__} cannot be converted to {to}: it is {what}. Name a model of "
             "another framework."

@@ -338,7 +338,7 @@ def _limit(name: str, value: Any) -> int | None:
 def _token(name: str, value: Any) -> int:
     number = _whole(value)
     if number is None:
-        raise ValueError(f"{name}={value!r} must be a token, a number from 0 on")
+        raise ValueError(f"{name}={value!r} must be a token, an integer of at least 0")
     return number
 
 

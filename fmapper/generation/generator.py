@@ -284,7 +284,7 @@ def generator(
     """
     for name, value in (("max_length", max_length), ("batch", batch)):
         if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-            raise ConversionError(f"{name}={value!r} must be a number from 1 on")
+            raise ConversionError(f"{name}={value!r} must be an integer, at least 1")
     max_length, batch = int(max_length), int(batch)
     if max_length < 2:
         raise ConversionError("max_length=1 leaves no room for a new token")

@@ -162,7 +162,7 @@ def device_map(
         if first == "disk" or needed <= room:
             return plan
         if needed > budget[first]:
-            more = f", {1 + ahead} are to be there at once" if ahead else ""
+            more = f", {1 + ahead} must fit at once" if ahead else ""
             raise PlacementError(
                 f"the largest layer has {readable_bytes(largest)}{more}, and {first} may take "
                 f"{readable_bytes(int(budget[first]))}: no layer would fit there. Increase it in "

@@ -122,7 +122,7 @@ def read_spec(
 def _check_packed(axes: PackedAxes, size: int, parts: int) -> None:
     if sum(axes.sizes) != size or any(part % parts for part in axes.sizes):
         raise PlacementError(
-            f"arrays of sizes {', '.join(map(str, axes.sizes))} were to lie side by side in a "
+            f"arrays of sizes {', '.join(map(str, axes.sizes))} cannot be packed in a "
             f"dimension of {size}, each divided into {parts} parts: they must add up to it, and "
             "divide evenly"
         )

@@ -160,7 +160,7 @@ class OffloadedModel:
     def __repr__(self) -> str:
         away = sum(stage.nbytes for stage in self._stages)
         return (
-            f"OffloadedModel({self.program.name}, {readable_bytes(away)} brought in "
+            f"OffloadedModel({self.program.name}, {readable_bytes(away)} fetched in "
             f"{len(self._stages)} stages, at most {readable_bytes(self.room)} at a time)"
         )
 

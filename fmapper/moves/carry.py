@@ -374,7 +374,7 @@ def _cast_on_host(batch: _Batch, exchange: Exchange, casts: Sequence[int]) -> Ex
 def _no_copy(batch: _Batch, at: int) -> Exception:
     route = batch.route(at)
     what = f"from {route.dtype} to {route.held}" if route.is_cast else f"to {route.device}"
-    return batch.failure(at, BufferError(f"going {what} takes a copy"))
+    return batch.failure(at, BufferError(f"going {what} needs a copy"))
 
 
 def _cast(

@@ -72,7 +72,7 @@ def _bridge(
     assert isinstance(adapter, Arrays)
     if copy is False and any(isinstance(axes, PackedAxes) for axes in spec):
         raise CopyNeededError(
-            "copy=False: arrays that lie side by side in one are joined anew. Leave out copy=False"
+            "copy=False: packed arrays must be joined again, which copies them. Omit copy=False"
         )
     _check_parts(array, source, mesh, spec, adapter, copy)
     shape, held = source.shape(array), source.held_parts(array)

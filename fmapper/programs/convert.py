@@ -281,7 +281,7 @@ def convert_with_arrays(
             warn(f"{program.name}: these sizes are fixed:\n{lines}", FixedSizeWarning)
         check = check and arrays is None  # otherwise the model itself has no values to compare with
         if check:
-            say(f"comparing {type(model).__name__} and what was made of it")
+            say(f"comparing {type(model).__name__} and the converted model")
             is_one = bool(options.get("structure"))  # a structured model has both modes
             given = (example_inputs, example_kwargs or {})
             try:
@@ -408,7 +408,7 @@ def _check_moved(
         problem = ""
         owners = [owner for owner in map(adapter_of, leaves) if owner is not None]
         if not all(isinstance(owner, Models) and family_of(owner) == family for owner in owners):
-            problem = "it gives arrays of another framework"
+            problem = "it returns arrays of another framework"
     except Exception as error:  # whatever the code of a user raises
         problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     if problem:

@@ -181,8 +181,8 @@ def lower_trained(program: Program, target: Models, *, train: bool, **options: A
         model = lower(alone, target, **options)
     if lack and program.starts_in_training:
         warn(
-            f"{program.name} trains when it is called as it was handed in, but what it was "
-            f"converted to is for evaluation alone. train=True makes this an error. {lack}",
+            f"{program.name} was passed in training mode, but was converted for evaluation "
+            f"only. train=True makes this an error. {lack}",
             ConversionWarning,
         )
     return model

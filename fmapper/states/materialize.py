@@ -151,8 +151,8 @@ def check_constants(tree: Any) -> None:
     if empty:
         raise StructureMismatchError(
             f"{', '.join(empty)}: constants of a converted model that have no values. They are "
-            "part of its program, and no state has them. Fill the model as convert or "
-            "load_program gave it, which has them, instead of one that was moved to meta."
+            "part of its program, and not of a state. Fill the model from convert or load_program, "
+            "which has them, instead of one that was moved to meta."
         )
 
 

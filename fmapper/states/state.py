@@ -228,8 +228,8 @@ def _by_source(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
             arrays = {name: array for name, array in arrays_by_name(tree).items() if name in names}
             return arrays, lambda filled: _load(tree, filled, False, tree)
     raise ConversionError(
-        f"{type(tree).__name__} has no other names for its arrays: only models that convert gave "
-        f"have. Leave out source=True."
+        f"{type(tree).__name__} has no other names for its arrays: only models from "
+        "convert do. Omit source=True."
     )
 
 

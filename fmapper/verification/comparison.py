@@ -225,7 +225,7 @@ def _add_training(
         (outcome for outcome in compared.differences if outcome.error == float("inf")), None
     )
     if infinite is not None:
-        undecided.append(f"gradients and steps: no loss of both, as {infinite}")
+        undecided.append(f"gradients and steps: the losses are not comparable, since {infinite}")
         return replace(report, weights=weights, buffers=buffers, undecided=tuple(undecided))
     if compared.random:
         undecided.append(f"gradients and steps: {compared.random}")

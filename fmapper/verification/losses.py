@@ -23,7 +23,7 @@ def make_losses(sides: tuple[Side, Side], loss: Any) -> tuple[Loss, Loss]:
     pair = loss if isinstance(loss, tuple) else (loss, loss)
     if len(pair) != 2 or not all(map(callable, pair)):
         raise ConversionError(
-            "loss takes a function of the output that gives a scalar, or a pair of such functions."
+            "loss takes a function of the output that returns a scalar, or a pair of them."
         )
 
     def of(name: str, side: Side, function: Any) -> Loss:
@@ -32,7 +32,7 @@ def make_losses(sides: tuple[Side, Side], loss: Any) -> tuple[Loss, Loss]:
             shape = tuple(getattr(value, "shape", ()))
             if shape:
                 raise ConversionError(
-                    f"loss of {name} gives an array of shape {shape}, not a scalar. Return its "
+                    f"loss of {name} returns an array of shape {shape}, not a scalar. Return its "
                     "mean or its sum."
                 )
             return value

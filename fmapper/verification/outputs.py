@@ -120,8 +120,8 @@ def compare_outputs(
     if b.dtypes and b.dtypes <= HALVES and a.dtypes & HALVES and not a.dtypes <= HALVES:
         names = [", ".join(sorted(side.dtypes)) for side in sides]
         outputs.undecided.append(
-            f"whether b rounds more: a computes in {names[0]}, b in {names[1]} alone, as far as is "
-            "seen"
+            f"whether b rounds more: a computes in {names[0]}, b in {names[1]} only, as far as "
+            "observed"
         )
     return outputs
 
@@ -202,7 +202,7 @@ def _judge_in_double(outputs: Outputs, wide: list[Pair]) -> list[Difference]:
         if not outcome.ok and not outcome.note and outcome.error <= limit:
             outputs.undecided.append(
                 f"{outcome.path} is off by {outcome.share:.1e} of its largest element in "
-                "float64, no more than a rounding of the models' own precision makes of it"
+                "float64, no more than a rounding in the models' own precision explains"
             )
         is_open = not outcome.ok and not outcome.note
         allowed = max(outcome.allowed, limit) if is_open else outcome.allowed

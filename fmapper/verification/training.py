@@ -211,7 +211,7 @@ def _compare(
     worst = max(trained.wrong(), key=lambda outcome: outcome.share)
     settled.undecided.append(
         f"{worst.path} is off by {worst.share:.1e} of its largest element in float64, no more "
-        "than a rounding of the models' own precision makes of it"
+        "than a rounding in the models' own precision explains"
     )
     return settled
 
@@ -470,7 +470,7 @@ def compare_buffers(
             )
             lacking.append(
                 f"{off.path} is off by {off.share:.1e} of its largest element in float64, no more "
-                "than a rounding of the models' own precision makes of it"
+                "than a rounding in the models' own precision explains"
             )
             outcomes = settled
     return tuple(outcomes), lacking

@@ -429,7 +429,7 @@ def test_shards_have_the_size_that_is_asked_for(source, tmp_path, size):
         assert len([*folder.glob("*.safetensors")]) > 1
         assert not diff(source, folder)
     convert_checkpoint(source, tmp_path / "x", "safetensors", max_shard_size=size)
-    with pytest.raises(FileExistsError, match="its shards are others"):
+    with pytest.raises(FileExistsError, match="its shards differ"):
         convert_checkpoint(source, tmp_path / "x", "safetensors")
 
 

@@ -207,7 +207,7 @@ def test_what_differs_is_not_saved(
         ("Net", ["--kwargs", "randn(1)"], "expected a dict by name"),
         ("Net", ["--kwargs", "{{1: 2}}"], "expected a dict by name"),
         ("Net", ["--to", "abacus"], "abacus"),
-        ("Net", ["--to", "torch", "--example", "randn(2, 4)"], "a model of that already"),
+        ("Net", ["--to", "torch", "--example", "randn(2, 4)"], "already a model of it"),
         ("Net", ["--out", "/no/such/x.safetensors"], "does not exist"),
     ],
 )

@@ -1703,7 +1703,7 @@ def test_zero_copy_of_a_parameter_is_detached(torch: Any) -> None:
 def test_a_cast_cannot_be_shared(target: str) -> None:
     pytest.importorskip(target)
     with pytest.raises(
-        fmapper.CopyNeededError, match=r"^model\.w: .*float32 to float16.*takes a copy"
+        fmapper.CopyNeededError, match=r"^model\.w: .*float32 to float16.*needs a copy"
     ):
         MOVERS[target]({"w": np.ones(2, np.float32)}, copy=False, dtype="float16")
 

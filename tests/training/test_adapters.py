@@ -506,11 +506,11 @@ def test_a_structured_flax_model_holds_an_adapter(tmp_path):
     assert np.allclose(again.updates["0.weight"].b, adapter.updates["0.weight"].b, atol=1e-6)
     tuned = jax.jit(lambda a: a.merge(model, source=True)(x.numpy()))(adapter)
     assert np.allclose(tuned, want, atol=1e-5)
-    with pytest.raises(StructureMismatchError, match="pass what attach has returned"):
+    with pytest.raises(StructureMismatchError, match="pass the result of attach"):
         adapter.detach(model)
     with pytest.raises(StructureMismatchError, match="around a linear layer, which this is not"):
         LoraAdapter(adapter.updates, {"2.bias": draw(6)}).attach(model)
-    with pytest.raises(StructureMismatchError, match="cannot hold an adapter in its layers"):
+    with pytest.raises(StructureMismatchError, match="cannot hold a LoRA adapter in its layers"):
         adapter.attach(fmapper.convert(net, "jax", (x,)))
 
 

@@ -360,7 +360,7 @@ def test_a_function_that_no_framework_records_is_called_as_it_is():
 def test_a_loss_that_is_no_scalar_is_refused():
     linear = filled(nn.Linear, 4, 2)
     with pytest.raises(
-        fmapper.ConversionError, match=r"loss of a gives an array of shape \(3, 2\)"
+        fmapper.ConversionError, match=r"loss of a returns an array of shape \(3, 2\)"
     ):
         fmapper.verify(linear, linear, X, gradients=True, loss=lambda y: y**2)
 

@@ -334,7 +334,7 @@ def unite_tied(contents: Contents, text: str) -> None:
     about, arrays = read_json(text), contents.arrays
     ties = about.get("ties") if type(about) is dict and about.get("version") == 1 else None
     if type(ties) is not dict:
-        raise Misfit("says of ties what this version cannot read")
+        raise Misfit("describes ties in a form that this version cannot read")
     for name, first in ties.items():
         if type(first) is not str or name not in arrays or first not in arrays:
             raise Misfit(f"{show(name)} is tied to {show(first)}, and one of them is missing")

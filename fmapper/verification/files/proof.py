@@ -284,7 +284,7 @@ class File:
         if done.returncode:
             lines = done.stderr.strip().splitlines()
             last = [line for line in lines if _ERROR.match(line)][-1:] or lines[-1:]
-            last = last or [f"its process ended with {done.returncode} and no word"]
+            last = last or [f"its process ended with {done.returncode} and no output"]
             raise ConversionError(
                 f"{self.name}: the generated file does not run: {last[0]}. It was not saved."
             )

@@ -256,7 +256,7 @@ def _inputs_of_b(
     if not isinstance(given, tuple):
         raise ConversionError(
             "inputs_of_b takes a tuple of inputs, a dict of inputs by keyword, or a function that "
-            f"makes one of the inputs of a; not {type(given).__name__}."
+            f"makes one from the inputs of a; not {type(given).__name__}."
         )
     if len(given) == 2 and isinstance(given[0], tuple) and isinstance(given[1], Mapping):
         return given
