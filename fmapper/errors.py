@@ -20,7 +20,7 @@ FmapperError
 ├── TransferError (ValueError)            weights of one model do not fit another
 │   └── AmbiguousTransferError            which weights belong where cannot be settled
 ├── SyncError (RuntimeError)              weights could not be brought to a running model
-├── GoldensError (ValueError)             a file holds no goldens, or cannot hold what is recorded
+├── GoldensError (ValueError)             a file holds no goldens, or cannot hold a model's outputs
 ├── ProgramInputError (TypeError)         a converted program does not accept the inputs
 ├── LossyCastError (ValueError)           the target dtype cannot hold a value
 ├── ProfileError (RuntimeError)           a model could not be profiled
@@ -132,7 +132,7 @@ class LossyCastError(FmapperError, ValueError):
 
 
 class ProfileError(FmapperError, RuntimeError):
-    """A model that is to be profiled could not be run; the message says on which device."""
+    """A model could not be run for a profile; the message says on which device."""
 
 
 class TargetError(FmapperError, ValueError):

@@ -318,7 +318,7 @@ def lecun_normal(
     out_axis: int | Sequence[int] = 0,
     like: Any = None,
 ) -> Any:
-    """Returns weights with variance 1 / fan_in, normal without what is beyond two deviations.
+    """Draws normal weights with variance 1 / fan_in, truncated at two standard deviations.
 
     Arguments as for `glorot_uniform`.
     """

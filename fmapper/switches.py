@@ -12,9 +12,9 @@ class Settings:
         bounds: Whether to refuse files with more names, numbers and texts than genuine ones have,
             which would take seconds and much memory to read. `FMAPPER_BOUNDS=0` switches it off,
             for files that you trust.
-        progress: Whether work that takes more than two seconds says on stderr what it does, in one
-            line that is rewritten and gone at the end; where stderr is a terminal, and in
-            notebooks. `FMAPPER_PROGRESS=0` in the environment switches it off.
+        progress: Whether to show the progress of work that takes more than two seconds, in one line
+            on stderr that is erased at the end, if stderr is a terminal, and in notebooks.
+            `FMAPPER_PROGRESS=0` in the environment switches it off.
         full_tracebacks: Whether the tracebacks of errors show every frame, those inside of fmapper
             too, and not only those of the user and the function of fmapper that was called.
             `FMAPPER_FULL_TRACEBACKS=1` switches it on.

@@ -272,7 +272,7 @@ class Arrays(Framework):
         A `gpu` is any available accelerator, unless the backend has a kind of that name.
 
         Raises:
-            DeviceUnavailableError: There is none; says what is missing and what is there.
+            DeviceUnavailableError: It is not available; says why, and lists the available devices.
         """
         native = self.aliases.get(kind, kind)
         devices = self.devices()

@@ -76,7 +76,7 @@ def register_adapter(adapter: Facet) -> Facet:
 
 
 def unregister_adapter(name: str) -> None:
-    """Removes an adapter; one that is discovered comes back when it is asked for by name."""
+    """Removes an adapter; a discovered one is loaded again on the next request by name."""
     _loaded.pop(name, None)
     _forget_types()
     nodes.forget()

@@ -482,10 +482,10 @@ class Models(Framework):
     ) -> Iterable[Observation] | None:
         """Records the operations of a call in evaluation without computing them.
 
-        None where that is not possible. None where that is not possible. The observations have no
-        values. Inputs and arrays of the model come before the operations, as `input` and `weight`,
-        the latter with the array's name as their module; layers that are stacked for a loop are
-        unrolled into `layers.0.weight` and so on.
+        None where that is not possible. The observations have no values. Inputs and arrays of the
+        model come before the operations, as `input` and `weight`, the latter with the array's name
+        as their module; layers that are stacked for a loop are unrolled into `layers.0.weight` and
+        so on.
         """
         return None
 

@@ -55,7 +55,7 @@ class Nodes(Framework):
         return ()
 
     def sums(self, node: Any) -> Sequence[str]:
-        """Returns the names from `axes` whose results a forward pass sums over the devices."""
+        """Returns the names of the arrays in `axes` whose products are summed over the devices."""
         return ()
 
     def packings(self, node: Any) -> Iterable[tuple[str, Any, Packed]]:

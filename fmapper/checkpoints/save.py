@@ -61,8 +61,8 @@ def save(
         path: The file or folder. A file is replaced; a folder must not exist, or be empty. For
             safetensors also a URL, to which fsspec writes a stream.
         format: `safetensors` (a file for a name that ends so, else a folder of shards with an index
-            as the Hub has it) or `npz`; with torch `pt` and `dcp`, with Flax `msgpack` and `orbax`.
-            None decides by the ending of the path.
+            in the Hub's layout) or `npz`; with torch `pt` and `dcp`, with Flax `msgpack` and
+            `orbax`. None decides by the ending of the path.
         metadata: Texts to store besides the arrays, if the format supports them.
         max_shard_size: The bytes of arrays in each file of a folder of safetensors, as a number or
             as `2GB`; None for 5 GB. A larger array has a file to itself.

@@ -39,7 +39,7 @@ class Checksum:
         self._verify()
 
     def add(self, data: bytes | memoryview, start: int) -> None:
-        """Counts bytes that begin at `start`, except those that have been read before.
+        """Adds bytes that begin at `start` to the checksum, except those that were added before.
 
         Raises:
             Misfit: The range is complete, and its checksum differs.

@@ -156,7 +156,7 @@ class _Head:
         return name
 
     def value(self, kind: int) -> Any:
-        """Reads a value; lists and long texts are skipped and give None."""
+        """Reads a value; skips lists and long texts and returns None for them."""
         if kind in _NUMBERS:
             return self.number(_NUMBERS[kind])
         if kind == _STRING:

@@ -136,7 +136,7 @@ class Url:
         """Reads a range of bytes.
 
         Raises:
-            Misfit: The host gives more or less than that.
+            Misfit: The host returns more or fewer bytes.
         """
         data: bytes = self.system.cat_file(self._inner, start=start, end=stop)
         if len(data) != stop - start:

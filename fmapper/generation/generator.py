@@ -174,7 +174,7 @@ class Generator(ABC):
         """Replaces the stored arrays, for later calls.
 
         Args:
-            arrays: All that `held` gives, in the same layouts.
+            arrays: All arrays of `live_arrays`, in the same layouts.
         """
 
     @abstractmethod
@@ -348,7 +348,7 @@ def _check_names(target: Models, options: Mapping[str, Any]) -> None:
     """Checks that every option is one of decoding, or of the target.
 
     Raises:
-        TypeError: There is no such option.
+        TypeError: An option does not exist.
     """
     accepted = target.conversion_options
     others = [name for name in options if name not in options_of(options)]

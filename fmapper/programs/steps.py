@@ -182,7 +182,7 @@ def lower_trained(program: Program, target: Models, *, train: bool, **options: A
     if lack and program.starts_in_training:
         warn(
             f"{program.name} was passed in training mode, but was converted for evaluation "
-            f"only. train=True makes this an error. {lack}",
+            f"alone. train=True makes this an error. {lack}",
             ConversionWarning,
         )
     return model

@@ -36,7 +36,7 @@ def trainables(tree: Any) -> dict[str, Any]:
 
     Raises:
         DeclarationError: `trainable=` names a child that an instance lacks.
-        NotAFunctorError: An object that nobody declared holds arrays.
+        NotAFunctorError: An undeclared object holds arrays.
         StructureMismatchError: Two paths have the same name, because a key contains a dot.
 
     The idea is that of `Flux.trainables`, https://fluxml.ai/Flux.jl.

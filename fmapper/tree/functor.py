@@ -218,7 +218,7 @@ def _check_children(
 
 
 def _known_names(cls: type) -> set[str] | None:
-    """Returns all names that instances can have; None where that depends on the instance."""
+    """Returns all names that instances can have; None if that depends on the instance."""
     fields = attribute_names(cls)
     free = getattr(cls, "__dictoffset__", 0) != 0
     if fields is None and free:

@@ -69,10 +69,10 @@ class _Scaled(Dequantize):
 
 
 def _block_of_grid(shape: Sequence[int], grid: Sequence[int], may_be_cut: bool) -> tuple[int, ...]:
-    """Returns the only sizes of a block that give this grid.
+    """Returns the unique block sizes that divide a shape into a grid.
 
     Raises:
-        CheckpointError: No sizes do, or several do, because the last block may be cut off.
+        CheckpointError: No sizes do so, or several do, because the last block may be cut off.
     """
     sizes = []
     for size, count in zip(shape, grid, strict=True):

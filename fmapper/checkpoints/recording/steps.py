@@ -128,7 +128,7 @@ class Steps:
         self.steps.append(Step(depth, kind, tuple(values), tuple(sources), tuple(targets)))
 
     def _own(self, parent: Node) -> tuple[str, int]:
-        """Returns a name of an array that a step may consume, a copy's if others need the array."""
+        """Returns a name for a step to consume, that of a copy if others need the array."""
         name, depth = self._place(parent)
         if self._uses[id(parent)] + (id(parent) in self._outputs) == 1:
             return name, depth

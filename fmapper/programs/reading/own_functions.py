@@ -300,7 +300,7 @@ def _options(part: Part) -> str:
 
 
 def _plain(value: Any, names: Mapping[str, int]) -> Any:
-    """Returns arguments with references numbered, and without numbers."""
+    """Replaces references in arguments by indices, and drops numbers, for comparisons."""
     if isinstance(value, Ref):
         return f"%{names[value.name]}" if value.name in names else "size"
     if isinstance(value, Mapping):

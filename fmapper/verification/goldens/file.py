@@ -317,7 +317,7 @@ class _Reader:
             training=take(about, "training", self._course),
         )
         if self._arrays:
-            raise Misfit(f"the array {show(next(iter(self._arrays)))} is in no place of it")
+            raise Misfit(f"the array {show(next(iter(self._arrays)))} is not used")
         return goldens
 
     @staticmethod
