@@ -63,7 +63,7 @@ def rebuild(node: T, new_children: Mapping[Any, Any] | Sequence[Any]) -> T:
 
 
 def is_leaf(x: Any) -> bool:
-    """Returns whether a walk passes `x` to `f` instead of entering it. None and `()` are childless nodes.
+    """Returns whether a walk passes `x` to `f`; None and `()` are nodes without children.
 
     Examples:
         >>> import fmapper
