@@ -119,16 +119,15 @@ def transcribe(
     aliases = {name: first[value.data_ptr()] for name, value in saved.items()
                if name not in weights and value.data_ptr() in first}  # fmt: skip
     file = File(recording, twin, aliases)
+    given = [file.value(one) for one in args]
     keywords = [ast.keyword(name, file.value(value)) for name, value in kwargs.items()]
-    keywords.append(ast.keyword("rngs", expr("rngs")))
-    example = ast.Call(expr(cls.__name__), [file.value(one) for one in args], keywords)
     title = f"{cls.__name__} for Flax NNX, transcribed from {cls.__module__}"
     while True:
         code = file.print(title)
-        wrong = functions_that_differ(code, text(example), recording, weights, inputs)
+        more = [ast.keyword("rngs", expr("rngs"))] if file.takes_rngs(cls) else []
+        example = text(ast.Call(expr(cls.__name__), given, [*keywords, *more]))
+        wrong = functions_that_differ(code, example, recording, weights, inputs)
         if wrong <= file.distrusted:
             break
         file.distrusted |= wrong
-    return Transcription(
-        format_code(code), cls.__name__, text(example), weights, aliases, file.fallen
-    )
+    return Transcription(format_code(code), cls.__name__, example, weights, aliases, file.fallen)
