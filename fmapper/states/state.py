@@ -397,7 +397,7 @@ def _route_to(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -
 
 
 def _copy_of(route: Route, old: Any) -> bool | None:
-    """Returns whether values that replace an old array are copied; None for only if needed."""
+    """Returns the `copy` option for values that replace an old array; None copies if needed."""
     is_apart = _is_on_mesh(old) and route.source is not owner_of(old)
     return None if route.source.frozen or is_apart else True
 

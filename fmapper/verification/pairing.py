@@ -146,7 +146,7 @@ def arrays_of(trial: Trial) -> dict[str, Any]:
 def _transfer(a: Any, b: Any, rules: str, inputs: Any) -> Any:
     if rules != "transfer":
         raise StructureMismatchError(
-            f'rules={rules!r} is not a value of Rules. rules="transfer" finds them.'
+            f'rules={rules!r} is not a Rules object. rules="transfer" finds the rules.'
         )
     transfer: Any = import_module("fmapper").transfer  # this room is above
     (args, kwargs), (other_args, _) = inputs

@@ -130,7 +130,7 @@ class _Constructor:
     def items_in(self, name: str, node: ast.expr, depth: int = 0) -> list[tuple[ast.expr, bool]]:
         """Returns the items in the code of a list or sequence; empty if unknown.
 
-        Code that creates all items is starred.
+        Code that creates every item, as in a comprehension, is marked by a star.
         """
         match node:
             case ast.Name(id=other) if depth < _DEEPEST:
