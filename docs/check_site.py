@@ -41,7 +41,7 @@ QUESTIONS = {
     "linen": "howto/linen/",
     "optional arguments": "howto/optional-arguments/",
     "from_pretrained": "howto/checkpoints/",
-    "lora": "howto/translate/",
+    "lora": "howto/lora/",
     "generate text": "howto/decode-text/",
     "tied": "concepts/ties/",
     "train": "howto/torch-to-flax/",

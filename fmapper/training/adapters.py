@@ -86,7 +86,9 @@ class LowRank:
 def _keeper(model: Any) -> Optimizers:
     owner = adapter_of_model(model)
     if not isinstance(owner, Optimizers):
-        raise StructureMismatchError(f"{type(model).__name__} cannot hold a LoRA adapter in its layers")
+        raise StructureMismatchError(
+            f"{type(model).__name__} cannot hold a LoRA adapter in its layers"
+        )
     return owner
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.dtypes import is_inexact
-from fmapper.twins.programs import (
+from fmapper.twins.recorded import (
     CLOSE,
     PRODUCTS,
     IncomparableError,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from fmapper.twins.matches import Match
-from fmapper.twins.programs import PRODUCTS, ROOTS, Model, Use, Weights, uses
+from fmapper.twins.recorded import PRODUCTS, ROOTS, Model, Use, Weights, uses
 
 # Norms as one operation: what they do with the weights that they take, by how many these are.
 _NORMS: dict[int, tuple[str, ...]] = {1: ("factor",), 2: ("factor", "term"), 4: ()}

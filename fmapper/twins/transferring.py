@@ -28,8 +28,8 @@ from fmapper.twins.one_sided import (
     variants,
     zeros,
 )
-from fmapper.twins.programs import IncomparableError, Model, guesses
 from fmapper.twins.proof import Proof
+from fmapper.twins.recorded import IncomparableError, Model, guesses
 from fmapper.twins.report import (
     TransferredArrays,
     TransferReport,
