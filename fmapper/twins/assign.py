@@ -120,9 +120,9 @@ class _Assigner:
                     self._pairs[row].setdefault(match.targets[0], match)
         self._joins = [
             match
-            for ones, many, back in ((columns, rows, False), (rows, columns, True))
-            for one in ones
-            for match in joins([g for g in many if self._may_be_part(g, one)], one, back=back)
+            for wholes, many, back in ((columns, rows, False), (rows, columns, True))
+            for whole in wholes
+            for match in joins([g for g in many if self._may_be_part(g, whole)], whole, back=back)
             if self._may_be(match)
         ]
         self._fits = Counter(group for pair in self._open_pairs() for group in pair)

@@ -110,10 +110,10 @@ class Group:
 
 def groups_of(entries: Iterable[Entry]) -> list[Group]:
     """Groups parameters by their names, numbers of dimensions, and classes of layers."""
-    found: dict[tuple[object, ...], dict[Index, Entry]] = {}
+    groups: dict[tuple[object, ...], dict[Index, Entry]] = {}
     for entry in entries:
         pieces = tuple(_NUMBER.split(entry.name))
         index = tuple(map(int, _NUMBER.findall(entry.name)))
         key = (pieces, len(entry.shape), entry.layer)
-        found.setdefault(key, {})[index] = entry
-    return [Group(key[0], dict(sorted(members.items()))) for key, members in found.items()]  # type: ignore[arg-type]
+        groups.setdefault(key, {})[index] = entry
+    return [Group(key[0], dict(sorted(members.items()))) for key, members in groups.items()]  # type: ignore[arg-type]

@@ -78,9 +78,9 @@ def layouts(shape: Shape, wanted: Shape, a: str = "", b: str = "") -> tuple[Layo
         return ()
     if len([n for n in shape if n != 1]) <= 1:
         return (Layout(_reshape(shape, wanted), certain=True),)
-    known = _by_convention(a, b, shape, wanted)
-    if known is not None:
-        return (Layout(known, certain=True),)
+    conventional = _by_convention(a, b, shape, wanted)
+    if conventional is not None:
+        return (Layout(conventional, certain=True),)
     options = sorted(_options(shape, wanted), key=lambda option: not option[1])
     usual = sum(is_usual for _, is_usual in options)
     return tuple(Layout(steps, certain=usual == 1 and is_usual) for steps, is_usual in options)

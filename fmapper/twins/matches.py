@@ -36,7 +36,7 @@ class Option:
     after: Steps = ()  # that follow where groups are joined
 
     def __str__(self) -> str:
-        words = [str(layout) for known in self.layouts[:1] for layout in known.values()][:1]
+        words = [str(layout) for layouts in self.layouts[:1] for layout in layouts.values()][:1]
         if len(self.order) > 1:
             words.append(f"{'stack' if self.new else 'concatenate'} along {self.axis}")
         words += [f"stack along {axis}" for axis in self.axes]
@@ -151,8 +151,8 @@ def match_of(
                 if len(groups) > 1:
                     wanted = [(s, _part(s, w, axis, len(groups) * new)) for s, w in wanted]
                 a, b = (g.entries[0].layout if classes else "" for g in (group, one))
-                known = _common(a, b, wanted)
-                ways.append([(dict(zip(pairs, way, strict=True)), sure) for way, sure in known])
+                common = _common(a, b, wanted)
+                ways.append([(dict(zip(pairs, way, strict=True)), sure) for way, sure in common])
             for at in range(max(map(len, ways)) if all(ways) else 0):  # all parts in the same way
                 chosen = [way[min(at, len(way) - 1)] for way in ways]
                 certain = len(groups) == 1 and chosen[0][1]
@@ -207,13 +207,13 @@ def _common(a: str, b: str, pairs: Sequence[Pair]) -> list[tuple[list[Layout], b
     if not all(every):
         return []
     by_kind = [{layout.kind: layout for layout in reversed(ways)} for ways in every]
-    kinds = [x.kind for x in every[0] if all(x.kind in known for known in by_kind)]
+    kinds = [x.kind for x in every[0] if all(x.kind in by_name for by_name in by_kind)]
     if not kinds:
         return [([ways[0] for ways in every], all(ways[0].certain for ways in every))]
     sure = {ways[0].kind for ways in every if ways[0].certain}  # as by a kernel of other sizes
     kinds.sort(key=lambda kind: kind not in sure)
     return [
-        ([known[kind] for known in by_kind], at == 0 and kind in sure)
+        ([by_name[kind] for by_name in by_kind], at == 0 and kind in sure)
         for at, kind in enumerate(kinds)
     ]
 
@@ -260,13 +260,13 @@ def _after(match: Match, option: Option, steps: Mapping[Shape, Steps]) -> Option
 
     It is as sure for vectors, which have the order of the matrices beside them.
     """
-    known = {
+    extended = {
         pair: Layout((*steps[pair[0]], *layout.steps))
         for pair, layout in option.layouts[0].items()
         if pair[0] in steps
     }
     vectors = all(len(shape) == 1 for shape in match.many[0].shapes)
-    return replace(option, layouts=(known,), certain=option.certain and vectors)
+    return replace(option, layouts=(extended,), certain=option.certain and vectors)
 
 
 def flips(match: Match) -> Iterator[Option]:
@@ -346,7 +346,7 @@ def dimension_like(match: Match, other: Match, axis: int) -> int | None:
 
     Vectors have that of the outputs of matrices.
     """
-    group, lead = (one.one if len(one.many) > 1 else one.many[0] for one in (match, other))
+    group, lead = (each.one if len(each.many) > 1 else each.many[0] for each in (match, other))
     shape, layout = group.shapes[0], lead.entries[0].layout
     if len({*group.shapes}) > 1 or (len(match.many) > 1 and match.over):
         return None

@@ -179,25 +179,25 @@ def uses(seen: Iterable[Observation], side: Side) -> Iterator[Use]:
     weights: dict[str, Weights] = {}  # of results of parameters alone
     data: set[str] = set()
     repeated: set[str] = set()  # results of parameters alone that are there for each row
-    for one in seen:
-        op = one.op.rpartition("::")[2].partition(".")[0]
-        if one.op == "weight" and (name := names.find(one.module)):
-            weights[one.name] = {name: False}
-        given = [operand for operand in one.operands if operand in data]
-        if not given and (op in _REPEATS or not repeated.isdisjoint(one.operands)):
-            repeated.add(one.name)
+    for result in seen:
+        op = result.op.rpartition("::")[2].partition(".")[0]
+        if result.op == "weight" and (name := names.find(result.module)):
+            weights[result.name] = {name: False}
+        given = [operand for operand in result.operands if operand in data]
+        if not given and (op in _REPEATS or not repeated.isdisjoint(result.operands)):
+            repeated.add(result.name)
         if not given and KINDS.get(op) in PRODUCTS:  # of queries that are learned
-            given = [operand for operand in one.operands if operand in repeated]
+            given = [operand for operand in result.operands if operand in repeated]
             for operand in given:
-                yield Use(operand, one, "input", [], [weights.pop(operand, {})])
-        mine = [weights[operand] for operand in one.operands if operand in weights]
-        if given or one.op == "input":
-            data.add(one.name)
+                yield Use(operand, result, "input", [], [weights.pop(operand, {})])
+        mine = [weights[operand] for operand in result.operands if operand in weights]
+        if given or result.op == "input":
+            data.add(result.name)
             data.update(given)
-            yield Use(one.name, one, op, given, mine)
+            yield Use(result.name, result, op, given, mine)
         elif mine:
             rooted = op in ROOTS
-            weights[one.name] = {n: r or rooted for of in mine for n, r in of.items()}
+            weights[result.name] = {n: r or rooted for of in mine for n, r in of.items()}
 
 
 class Names:

@@ -67,7 +67,7 @@ class TransferReport:
     @property
     def reshaped(self) -> tuple[TransferredArrays, ...]:
         """Those whose layout was changed."""
-        return tuple(one for one in self.arrays if one.layout)
+        return tuple(array for array in self.arrays if array.layout)
 
     @property
     def lossy(self) -> tuple[str, ...]:
@@ -93,9 +93,9 @@ class TransferReport:
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yields the rows of the table."""
-        for one in self.arrays:
-            names = (", ".join(names) for names in (one.sources, one.targets))
-            yield (*names, one.layout, " ".join(one.witnesses), "yes" if one.sure else "no")
+        for array in self.arrays:
+            names = (", ".join(names) for names in (array.sources, array.targets))
+            yield (*names, array.layout, " ".join(array.witnesses), "yes" if array.sure else "no")
 
     def __rich__(self) -> RenderableType:
         return table(_HEADINGS, self.rows())

@@ -67,9 +67,9 @@ class Roles:
         answers: set[bool | None] = set()
         for parts, entry in match.rows():
             if len(match.many) > 1:
-                known = self._parts.get(entry.name)
+                partners = self._parts.get(entry.name)
                 names = {part.name for group in parts for part in group}
-                answers.add(None if known is None else known == names)
+                answers.add(None if partners is None else partners == names)
                 continue
             for row, part in enumerate(parts[0]):
                 name = f"{entry.name}#{row}" if match.over else entry.name
@@ -178,10 +178,10 @@ def _pairs(a: list[_Place], b: list[_Place]) -> dict[_Place, _Place]:
         before = len(twins)
         while queue and (depth == _DEPTH or len(twins) == before):
             mine, theirs = queue.pop()
-            for own, other in ((mine.after, theirs.after), (mine.before, theirs.before)):
-                free = [place for place in own if place not in twins]
+            for ours, other in ((mine.after, theirs.after), (mine.before, theirs.before)):
+                free = [place for place in ours if place not in twins]
                 left = [place for place in other if place not in taken]
-                keys = {p: (own[p], looks[0][depth][p]) for p in free}
+                keys = {p: (ours[p], looks[0][depth][p]) for p in free}
                 others = {p: (other[p], looks[1][depth][p]) for p in left}
                 counts, theirs_too = Counter(keys.values()), Counter(others.values())
                 by_key = {key: place for place, key in others.items()}

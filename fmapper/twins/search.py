@@ -57,7 +57,7 @@ class Search:
                 decision.sure = True
                 decision.option = replace(decision.option, certain=True)
                 decision.witnesses = (*decision.witnesses, FUNCTION)
-        proved = [one.match for one in self.decisions if FUNCTION in one.witnesses]
+        proved = [d.match for d in self.decisions if FUNCTION in d.witnesses]
         for decision in self.decisions:  # the bias of keys has the order of their matrix
             if decision.doubt and any(map(decision.match.is_beside, proved)):
                 decision.option = replace(decision.option, certain=True)
@@ -72,7 +72,9 @@ class Search:
         for stage in ("unsure", "all", "apart", "turned"):
             if stage == "apart":
                 before = len(self.decisions)
-                self.decisions[:] = [part for one in self.decisions for part in _apart(one)]
+                self.decisions[:] = [
+                    part for decision in self.decisions for part in _apart(decision)
+                ]
                 if len(self.decisions) == before:
                     continue
             last = None
@@ -134,7 +136,7 @@ class Search:
         sizes = {n for d in current for g in d.match.groups for shape in g.shapes for n in shape}
         near = [d.match for d in current if len(d.match.one.shapes[0]) > 1 and _is_near(d, best)]
         modules = [
-            {i for i, one in enumerate(current) if any(map(one.match.is_beside, leads))}
+            {i for i, d in enumerate(current) if any(map(d.match.is_beside, leads))}
             for leads in ([match], [match, *near])
         ]
         ends = (0, len(lead.shapes[0]) - 1)
@@ -144,8 +146,8 @@ class Search:
                 for among in modules if turn and modules[0] != modules[1] else modules[:1]:
                     for parts in {option.order for option in match.options}:
                         yield [
-                            _reorder(one, match, axis, order, parts) if i in among else one
-                            for i, one in enumerate(current)
+                            _reorder(d, match, axis, order, parts) if i in among else d
+                            for i, d in enumerate(current)
                         ]
 
     def _exchange(
@@ -175,8 +177,8 @@ class Search:
         rivals = {group for match in decision.others for group in match.targets}
         return any(
             self._trial(changed).agrees
-            for other, one in enumerate(self.decisions)
-            if other != at and rivals & {*one.match.targets}
+            for other, rival in enumerate(self.decisions)
+            if other != at and rivals & {*rival.match.targets}
             for changed in self._exchange(self.decisions, [(at, other)])
         )
 
@@ -256,7 +258,7 @@ def _reorder(
 ) -> Decision:
     """Returns a decision in the order of another's dimension, if it has that and the same parts."""
     options = (decision.option, *decision.match.options)
-    option = next((one for one in options if one.order == parts), None)
+    option = next((each for each in options if each.order == parts), None)
     at = dimension_like(decision.match, lead, axis)
     if at is None or option is None:
         return decision

@@ -117,10 +117,10 @@ def framework_of(model: Any) -> Models | None:
     from fmapper.backends.models import Models
     from fmapper.verification.models.owners import adapter_of_model
 
-    known = adapter_of_model(model)
-    if known is not None or not isinstance(model, tuple):
-        return known
-    return next((one for one in adapters(Models) if one.is_callable_model(model)), None)
+    owner = adapter_of_model(model)
+    if owner is not None or not isinstance(model, tuple):
+        return owner
+    return next((adapter for adapter in adapters(Models) if adapter.is_callable_model(model)), None)
 
 
 def read_side(x: Any, role: str, *, classes: bool = True) -> Side:
@@ -225,8 +225,8 @@ def _layers(tree: Any) -> Callable[[str], tuple[str, str]]:
             continue
         cls = type(node)
         if cls not in by_class:
-            known = (library.layer(cls) for library in libraries)
-            by_class[cls] = next(filter(None, known), ("", ""))
+            kinds = (library.layer(cls) for library in libraries)
+            by_class[cls] = next(filter(None, kinds), ("", ""))
         name = name_of(link)
         if not layers.get(name, ("", ""))[0]:
             layers[name] = by_class[cls]

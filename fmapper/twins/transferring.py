@@ -230,7 +230,7 @@ def _search(
     if a.callable and b.callable:
         with step("recording what uses the arrays of both models"):
             tries = ((x, roles_of(*x)) for x in (guesses(a, b) if given is None else [given]))
-            models, roles = next((known for known in tries if known[1]), (given, None))
+            models, roles = next((attempt for attempt in tries if attempt[1]), (given, None))
     plan = _find(a, b, keep, roles)
     if models is not None:
         with step("comparing what both models compute"):

@@ -122,15 +122,15 @@ def words_of(name: str, ndim: int = 1) -> Words:
     if at is not None and (last[at] not in ("embedding", "embeddings") or len(last) == 1):
         leaf = _LEAVES[last[at]]
         last = last[:at] + last[at + 1 :]
-    found = {word for part in [*parts[:-1], last] for word in _canonical(part)}
-    if "mlp" in found and "attn" not in found:
-        found = {_LAST.get(word, word) for word in found}
-    elif "out" in found:
+    words = {word for part in [*parts[:-1], last] for word in _canonical(part)}
+    if "mlp" in words and "attn" not in words:
+        words = {_LAST.get(word, word) for word in words}
+    elif "out" in words:
         inner = "down" if "{}" in name else "head"
-        found = found - {"out"} | {"o" if "attn" in found else inner}
-    if {"mlp", "fc"} <= found:
-        found = {_HALVES.get(word, word) for word in found}
-    return Words(leaf, frozenset(found))
+        words = words - {"out"} | {"o" if "attn" in words else inner}
+    if {"mlp", "fc"} <= words:
+        words = {_HALVES.get(word, word) for word in words}
+    return Words(leaf, frozenset(words))
 
 
 _LAST = {"o": "down", "out": "down"}
@@ -143,9 +143,9 @@ def _canonical(part: list[str]) -> Iterator[str]:
     at = 0
     while at < len(part):
         for size in range(min(4, len(part) - at), 0, -1):
-            known = table.get(tuple(part[at : at + size]))
-            if known is not None:
-                yield from known
+            synonyms = table.get(tuple(part[at : at + size]))
+            if synonyms is not None:
+                yield from synonyms
                 at += size
                 break
         else:
