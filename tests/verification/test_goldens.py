@@ -188,7 +188,7 @@ def nested(arrays, about):
         (put("args", [{"array": "args.1"}]), "no array 'args.1'"),
         (put("args", [{"array": "output.y"}]), "in two places"),
         (put("args", {"array": "args.0"}), "args: is not a list"),
-        (put("weights", ["first.weight"]), "is in no place"),
+        (put("weights", ["first.weight"]), "is not used"),
         (put("weights", ["none"]), "no array 'weights.none'"),
         (put("unit", -1.0), "unit: is negative"),
         (put("train", 1), "neither true nor false"),
@@ -202,7 +202,7 @@ def nested(arrays, about):
         (lambda arrays, about: about.pop("training"), "training: is missing"),
         (lambda arrays, about: about["training"].pop("loss"), r"training.loss: is missing"),
         (lambda arrays, about: arrays.pop("gradients.first.bias"), "no array"),
-        (lambda arrays, about: arrays.update(more=np.zeros(1)), "'more' is in no place"),
+        (lambda arrays, about: arrays.update(more=np.zeros(1)), "'more' is not used"),
     ],
 )
 def test_what_is_damaged_is_refused(path, tmp_path, change, words):

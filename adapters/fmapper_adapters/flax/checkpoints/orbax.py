@@ -234,9 +234,7 @@ def _check_texts(names: Sequence[str]) -> None:
     """Raises for names of strings that are no JSON pointers, or that point into another string."""
     for name in names:
         if re.search("~(?![01])", name):
-            raise CheckpointError(
-                f"{name}: orbax does not allow this ~ in the name of a string. Rename it."
-            )
+            raise CheckpointError(f"{name}: orbax has no string under a name with ~. Rename it.")
         keys = name.split("/")
         for count in range(1, len(keys)):
             if (other := "/".join(keys[:count])) in names:
