@@ -133,10 +133,10 @@ def check_arrays_that_hold_several() -> None:
             np.testing.assert_array_equal(there[name].to_local().ravel(), block.ravel())
             np.testing.assert_array_equal(local(back[name].blocks), block)
             torch.testing.assert_close(there[name].full_tensor(), torch.from_numpy(ARRAY))
-        with pytest.raises(fmapper.CopyNeededError, match="side by side"):
+        with pytest.raises(fmapper.CopyNeededError, match="packed arrays"):
             fmapper.shard(start, IN_TORCH, "layout", copy=False)
     uneven = fmapper.shard({"w": ARRAY}, IN_JAX, {"w": (PackedAxes(["model"], [16, 48]),)})
-    with pytest.raises(fmapper.PlacementError, match="only where they are equal"):
+    with pytest.raises(fmapper.PlacementError, match="only if the sizes are equal"):
         fmapper.shard(uneven, IN_TORCH, "layout")
 
 
