@@ -180,7 +180,7 @@ def programs(module: torch.nn.Linear, x: torch.Tensor, path: Path, mesh: Any) ->
     assert_type(fmapper.Sync(model, module)(), torch.nn.Linear)
     save_delta(path, module, path)
     assert_type(apply_delta(module, path, path), torch.nn.Linear)
-    apply_delta(path, path, out=path)
+    assert_type(apply_delta(path, path), Checkpoint)
     fmapper.save(module, path)
     assert_type(fmapper.load(path, like=module), torch.nn.Linear)
     assert_type(fmapper.load(path), Any)
