@@ -29,6 +29,7 @@ _IMPORTS = {
     "SimpleNamespace": "from types import SimpleNamespace",
     "Any": "from typing import Any",
 }  # fmt: skip
+_LACKING = "Parameters begin with the values of Flax's layers, not with those of the source in"
 _LOAD = '''def load_weights(model: nnx.Module, state) -> nnx.Module:
     """Fills a model with the arrays of the source's state dict, by name; returns it.
 
@@ -74,6 +75,8 @@ class File:
         takes: Those that draw some when they are made.
         distrusted: Functions whose statements gave something else than the source's.
         fallen: Functions that are written by their operations -> the reason.
+        without_initial_values: Classes whose constructors give parameters values that the file
+            does not.
         optional: Attributes of classes that are arrays or None; they stay variables.
     """
 
@@ -84,6 +87,7 @@ class File:
         self.draws: set[type | None] = set()
         self.distrusted: set[Function] = set()
         self.fallen: dict[str, str] = {}
+        self.without_initial_values: set[type | None] = set()
         self.takes: set[type | None] = set()
         self.optional = {
             (type(part), name)
@@ -361,7 +365,9 @@ class File:
         used = names_in(whole)
         known = {**_IMPORTS, **self._imports, **self.dialect._embedded.imports}
         imports = print_imports(line for name, line in known.items() if name in used)
-        return f'"""{title}"""\n\n{imports}\n\n\n{whole}\n'
+        names = sorted(cls.__name__ for cls in self.without_initial_values if cls is not None)
+        lacking = f"\n\n{_LACKING} {', '.join(names)}.\n" if names else ""
+        return f'"""{title}{"." if lacking else ""}{lacking}"""\n\n{imports}\n\n\n{whole}\n'
 
     def _helper(self, name: str) -> Helper | None:
         if name in self._activations:

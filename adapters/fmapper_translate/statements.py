@@ -317,8 +317,10 @@ class Statements:
         elif name in _SETTERS and isinstance(func, ast.Attribute):
             codes = [self.code(one) for one in (func.value, *call.args)]
             yield f"setattr({', '.join(map(text, codes))})"
-        elif callee is print or (self._initialises(call) and not isinstance(owner, _CONTAINERS)):
+        elif callee is print:
             return
+        elif self._initialises(call) and not isinstance(owner, _CONTAINERS):
+            self._file.without_initial_values.add(self._function.owner)
         elif (
             isinstance(owner, torch.Tensor) and isinstance(func, ast.Attribute) and name[-1:] == "_"
         ):
@@ -427,6 +429,7 @@ class Statements:
         match node.iter:
             case ast.Call(func=ast.Attribute(attr=name)) if name in _LISTINGS:
                 if self._file.constructs(self._function):
+                    self._file.without_initial_values.add(self._function.owner)
                     return
         yield f"for {_bare(self._target(node.target))} in {_bare(self.code(node.iter))}:"
         yield from self._inner(node.body)

@@ -83,7 +83,7 @@ def functions_that_differ(
         found.clear()  # what ran when the model was made
     try:
         computed = iter(run(state, [one for one in arrays if _is_array(one)]))
-    except Exception:
+    except Exception:  # the file is new code, which may raise anything
         if not stack:
             raise
         return {stack[-1]}  # which does not run

@@ -228,3 +228,20 @@ def test_the_file_of_a_repository_is_its_source_at_other_sizes():
     assert jnp.allclose(
         twin(jnp.asarray(ids.numpy()))[0], model(ids)[0].detach().numpy(), atol=1e-5
     )
+
+
+class Initialised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+def test_a_file_says_that_it_lacks_the_initial_values_of_the_source():
+    said = "not with those of the source in Initialised."
+    assert said in transcribe(Initialised(), (torch.ones(1, 3),)).code.split('"""')[1]
+    lacking = transcribe(Model(Config()), (torch.ones(1, 4, 8),), ((Config(),), {}))
+    assert "of the source" not in lacking.code.split('"""')[1]
