@@ -59,9 +59,9 @@ def parameters_of(overload: Any) -> dict[str, tuple[str, Any]]:
     from torchgen.model import FunctionSchema  # type: ignore[import-untyped]
 
     schema = FunctionSchema.parse(str(overload._schema).partition("::")[2])
-    defaults = [one.default_value for one in overload._schema.arguments]
+    defaults = [item.default_value for item in overload._schema.arguments]
     pairs = zip(schema.arguments.flat_all, defaults, strict=True)
-    return {one.name: (str(one.type), default) for one, default in pairs}
+    return {item.name: (str(item.type), default) for item, default in pairs}
 
 
 def operations_within(

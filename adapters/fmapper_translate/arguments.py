@@ -17,12 +17,12 @@ def find_arguments(model: nn.Module) -> tuple[Sequence[Any], Mapping[str, Any]]:
     Raises:
         NotTranscribed: A parameter has no default, and the model no attribute of its name.
     """
-    found = {}
+    arguments = {}
     for name, parameter in inspect.signature(type(model)).parameters.items():
         if hasattr(model, name) and not isinstance(getattr(model, name), nn.Module):
-            found[name] = getattr(model, name)
+            arguments[name] = getattr(model, name)
         elif parameter.default is inspect.Parameter.empty:
             raise NotTranscribed(
                 f"{type(model).__name__}: the model does not say what {name} was. Give `arguments`"
             )
-    return (), found
+    return (), arguments

@@ -87,11 +87,11 @@ class Expressions:
             return self._copy(node)
         if not events:
             return self._unseen(node)
-        found: dict[str, ast.expr] = {}
+        printed: dict[str, ast.expr] = {}
         try:
             for event in events:
                 made = self._print(node, event)
-                found.setdefault(text(made), made)
+                printed.setdefault(text(made), made)
         except Unnamed:
             values = {repr(event.value) for event in events}
             is_choice = isinstance(node, ast.IfExp | ast.BoolOp)
@@ -102,9 +102,9 @@ class Expressions:
             raise self._at(node, str(error)) from None
         except (TypeError, AttributeError, IndexError, ValueError, KeyError) as error:
             raise self._at(node, f"{type(error).__name__}: {error}") from error
-        if len(found) > 1:
-            raise self._at(node, "it is " + " and ".join(list(found)[:2]))
-        return next(iter(found.values()))
+        if len(printed) > 1:
+            raise self._at(node, "it is " + " and ".join(list(printed)[:2]))
+        return next(iter(printed.values()))
 
     def _at(self, node: ast.expr, reason: str) -> NotTranscribed:
         place = f"{self.function.label}: `{ast.unparse(node)}`"
@@ -165,7 +165,7 @@ class Expressions:
 
         def turn(value: Any) -> Any:
             if isinstance(value, list):
-                return [turn(one) for one in value]
+                return [turn(item) for item in value]
             if isinstance(value, ast.expr):
                 stored = isinstance(getattr(value, "ctx", None), ast.Store)
                 return value if stored else self.code(value)
@@ -428,7 +428,7 @@ class Expressions:
         return expr("self.rngs.noise()")
 
     def _arguments(self, node: ast.expr, event: Event) -> Iterator[Given]:
-        def one(part: ast.expr, name: str = "") -> Iterator[Given]:
+        def operand(part: ast.expr, name: str = "") -> Iterator[Given]:
             starred = isinstance(part, ast.Starred)
             inner = part.value if isinstance(part, ast.Starred) else part
             known = event.parts.get(inner)
@@ -447,17 +447,17 @@ class Expressions:
                         code = functools.partial(self.code, node.func.value)
                         yield Given(node.func.value, owner.value, "", code)
                 for arg in node.args:
-                    yield from one(arg)
+                    yield from operand(arg)
                 for key in node.keywords:
-                    yield from one(key.value, key.arg or "")
+                    yield from operand(key.value, key.arg or "")
             case ast.BinOp():
-                yield from one(node.left)
-                yield from one(node.right)
+                yield from operand(node.left)
+                yield from operand(node.right)
             case ast.Compare():
-                yield from one(node.left)
-                yield from one(node.comparators[0])
+                yield from operand(node.left)
+                yield from operand(node.comparators[0])
             case ast.UnaryOp():
-                yield from one(node.operand)
+                yield from operand(node.operand)
 
     def _tensors(self, event: Event) -> Iterator[tuple[int, Callable[[], ast.expr]]]:
         """Returns the tensors that the parts of an expression are, and those in lists of them."""
@@ -472,9 +472,9 @@ class Expressions:
             elif isinstance(inner.value, tuple | list) and not isinstance(
                 part, ast.Tuple | ast.List
             ):
-                for at, one in enumerate(inner.value):
-                    if isinstance(one, torch.Tensor):
-                        yield id(one), functools.partial(self._element, part, at)
+                for at, item in enumerate(inner.value):
+                    if isinstance(item, torch.Tensor):
+                        yield id(item), functools.partial(self._element, part, at)
 
     def _element(self, node: ast.expr, at: int) -> ast.expr:
         return expr(f"{{0}}[{at}]", self.code(node))
@@ -483,7 +483,7 @@ class Expressions:
 def _index(node: ast.expr) -> ast.expr:
     """Returns an index whose lists are arrays, as JAX wants them."""
     if isinstance(node, ast.Tuple):
-        return ast.Tuple([_index(one) for one in node.elts], ast.Load())
+        return ast.Tuple([_index(item) for item in node.elts], ast.Load())
     return expr("jnp.array({0})", node) if isinstance(node, ast.List) else node
 
 

@@ -33,7 +33,7 @@ def operations_of(file: File, function: Function, reason: str) -> list[str]:
     Raises:
         NotTranscribed: An operation has no code, or another call ran others.
     """
-    runs = [one for one in file.recording.activations if one.function is function]
+    runs = [item for item in file.recording.activations if item.function is function]
     try:
         bodies = {"\n".join(_Body(file, run).lines()) for run in runs if run.log}
     except NotTranscribed as error:
@@ -77,15 +77,15 @@ class _Body:
         if isinstance(value, torch.Tensor):
             self._names[id(value)] = name
         elif isinstance(value, tuple | list):
-            for at, one in enumerate(value):
-                self._name(one, f"{name}[{at}]")
+            for at, item in enumerate(value):
+                self._name(item, f"{name}[{at}]")
 
     def _tensors(self, owner: Any) -> dict[int, Any]:
-        found = {key: functools.partial(expr, name) for key, name in self._names.items()}
+        tensors = {key: functools.partial(expr, name) for key, name in self._names.items()}
         if isinstance(owner, nn.Module):
             for name, value in [*owner._parameters.items(), *owner._buffers.items()]:
-                found.setdefault(id(value), functools.partial(expr, f"self.{name}[...]"))
-        return found
+                tensors.setdefault(id(value), functools.partial(expr, f"self.{name}[...]"))
+        return tensors
 
     def _key(self) -> ast.expr:
         self._file.draws.add(self._run.function.owner)
@@ -98,7 +98,7 @@ class _Body:
             path = next((name for name, part in owner.named_modules() if part is callee), None)
             if path is None:
                 raise NotTranscribed(f"{type(callee).__name__} is a part of another module")
-            steps = [f"[{one}]" if one.isdigit() else f".{one}" for one in path.split(".")]
+            steps = [f"[{item}]" if item.isdigit() else f".{item}" for item in path.split(".")]
             func = expr(f"self{''.join(steps)}")
         else:
             function = self._file.recording.function_of(callee)
@@ -119,7 +119,7 @@ class _Body:
                 raise NotTranscribed("a tensor of it comes from nowhere")
             return expr(self._names[id(value)])
         if isinstance(value, tuple | list):
-            return ast.Tuple([self._value(one) for one in value], ast.Load())
+            return ast.Tuple([self._value(item) for item in value], ast.Load())
         try:
             return literal(value)
         except TypeError:

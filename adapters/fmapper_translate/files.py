@@ -38,7 +38,7 @@ _LOAD = '''def load_weights(model: nnx.Module, state) -> nnx.Module:
     """
     left = {name for name in state if not name.endswith("num_batches_tracked")} - TIED.keys()
     for path, layer in nnx.iter_modules(model):
-        names = next((found for cls, found in ARRAYS.items() if isinstance(layer, cls)), {})
+        names = next((names for cls, names in ARRAYS.items() if isinstance(layer, cls)), {})
         for key, variable in vars(layer).items():
             if not isinstance(variable, nnx.Variable) or isinstance(variable, Constant):
                 continue
@@ -103,7 +103,7 @@ class File:
         self._activations: dict[str, str] = {}
         self._tied: dict[int, tuple[type | None, str]] = {}
         self.aliases = aliases
-        names = {one.owner.__name__ if one.owner else one.name for one in recording.functions}
+        names = {item.owner.__name__ if item.owner else item.name for item in recording.functions}
         self._renamed = {
             f"Torch{name}": name for name in sorted(names) if hasattr(flax_layers, name)
         }
@@ -118,7 +118,7 @@ class File:
                             is_none = True
                         case ast.Assign([ast.Attribute(attr=attr)], ast.IfExp() as choice):
                             sides = [choice.body, choice.orelse]
-                            is_none = any(isinstance(one, ast.Constant) for one in sides)
+                            is_none = any(isinstance(item, ast.Constant) for item in sides)
                         case _:
                             continue
                     if attr == name and is_none:
@@ -197,9 +197,9 @@ class File:
     def takes_rngs(self, cls: type | None) -> bool:
         """Returns whether the constructor of a class takes `rngs`: for layers, or to draw."""
         bases = cls.__mro__ if cls is not None else ()
-        makers = {one.owner for one in self.recording.functions
-                  if one.name == "__init__" and one.makes_modules}  # fmt: skip
-        return any(one in makers | self.draws | self.takes for one in bases)
+        makers = {item.owner for item in self.recording.functions
+                  if item.name == "__init__" and item.makes_modules}  # fmt: skip
+        return any(item in makers | self.draws | self.takes for item in bases)
 
     def constructs(self, function: Function) -> bool:
         """Returns whether a function runs when a model is made."""
@@ -221,12 +221,12 @@ class File:
             NotTranscribed: It is not a number, text, container, class, or record of such.
         """
         if isinstance(value, list):
-            return ast.List([self.value(one) for one in value], ast.Load())
+            return ast.List([self.value(item) for item in value], ast.Load())
         if isinstance(value, tuple):
-            return ast.Tuple([self.value(one) for one in value], ast.Load())
+            return ast.Tuple([self.value(item) for item in value], ast.Load())
         if isinstance(value, dict):
             return ast.Dict(
-                [self.value(key) for key in value], [self.value(one) for one in value.values()]
+                [self.value(key) for key in value], [self.value(item) for item in value.values()]
             )
         names = inspect.signature(type(value)).parameters if self._is_own(type(value)) else {}
         if names and not isinstance(value, type) and all(hasattr(value, name) for name in names):
@@ -234,10 +234,12 @@ class File:
             keywords = [ast.keyword(name, self.value(getattr(value, name))) for name in names]
             return ast.Call(expr(type(value).__name__), [], keywords)
         if isinstance(value, types.SimpleNamespace):
-            keywords = [ast.keyword(name, self.value(one)) for name, one in vars(value).items()]
+            keywords = [ast.keyword(name, self.value(item)) for name, item in vars(value).items()]
             return ast.Call(expr("SimpleNamespace"), [], keywords)
         if isinstance(value, functools.partial):
-            keywords = [ast.keyword(name, self.value(one)) for name, one in value.keywords.items()]
+            keywords = [
+                ast.keyword(name, self.value(item)) for name, item in value.keywords.items()
+            ]
             return ast.Call(expr("partial"), [self.value(value.func)], keywords)
         if isinstance(value, type):
             layer = layers.layer_of(value)
@@ -263,9 +265,11 @@ class File:
         before = -1
         while before < (now := self._size()):
             before = now
-            done = {one: self._print_class(one) for one in list(self._classes)}
-            own = [one for one in self._functions if one.owner is None]
-            done |= {one: "\n".join(Statements(self, one).lines()) for one in own}
+            done = {cls: self._print_class(cls) for cls in list(self._classes)}
+            functions = [function for function in self._functions if function.owner is None]
+            done |= {
+                function: "\n".join(Statements(self, function).lines()) for function in functions
+            }
         blocks = [code for _, code in sorted(done.items(), key=lambda item: _place(item[0]))]
         ordered = self._in_order(blocks)
         constants = [f"{name} = {code}" for name, code in self._constants.items()]
@@ -273,8 +277,8 @@ class File:
 
     def _size(self) -> int:
         """Returns how much is known of what the file has to have."""
-        found = len(self._classes) + len(self._functions)
-        return found + len(self.has_mode) + len(self.draws) + len(self.takes)
+        size = len(self._classes) + len(self._functions)
+        return size + len(self.has_mode) + len(self.draws) + len(self.takes)
 
     def _find_ties(self) -> None:
         for function in self.recording.functions:
@@ -291,10 +295,10 @@ class File:
             node = ast.parse(block).body[0]
             assert isinstance(node, ast.ClassDef | ast.FunctionDef)
             by_name[node.name] = (block, node)
-        found: dict[str, str] = {}
+        ordered: dict[str, str] = {}
 
         def visit(name: str) -> None:
-            if name in found or name not in by_name:
+            if name in ordered or name not in by_name:
                 return
             block, node = by_name[name]
             needed = node.bases if isinstance(node, ast.ClassDef) else []
@@ -302,18 +306,18 @@ class File:
                 for inner in ast.walk(base):
                     if isinstance(inner, ast.Name):
                         visit(inner.id)
-            found[name] = block
+            ordered[name] = block
 
         for name in by_name:
             visit(name)
-        return list(found.values())
+        return list(ordered.values())
 
     def _print_class(self, cls: type) -> str:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
         assert isinstance(tree, ast.ClassDef)
         if not self.is_module(cls):
             return self._print_plain_class(cls, tree)
-        functions = {one.tree.name: one for one in self.recording.functions if one.owner is cls}
+        functions = {item.tree.name: item for item in self.recording.functions if item.owner is cls}
         bases = ", ".join(filter(None, (self._base(base) for base in cls.__bases__)))
         blocks = []
         document = ast.get_docstring(tree)
@@ -386,7 +390,7 @@ class File:
 
     def _rename(self, code: str) -> str:
         """Returns the code of a helper with the names that helpers have beside the source's."""
-        tree, new = ast.parse(code), {name: one for one, name in self._renamed.items()}
+        tree, new = ast.parse(code), {name: item for item, name in self._renamed.items()}
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 node.name = new.get(node.name, node.name)
@@ -397,7 +401,7 @@ class File:
     def _print_tables(self) -> str:
         kinds = {type(part) for part in self._model.modules()}
         rows = []
-        for kind in sorted(kinds, key=lambda one: one.__name__):
+        for kind in sorted(kinds, key=lambda cls: cls.__name__):
             layer = layers.layer_of(kind)
             if layer is not None and layer.arrays:
                 rows.append(f"    {self.layer_name(layer)}: {dict(layer.arrays)!r},")

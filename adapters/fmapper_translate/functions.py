@@ -102,15 +102,15 @@ def functions_that_run(
         run()
     finally:
         sys.setprofile(before)
-    found: dict[types.CodeType, Function] = {}
+    functions: dict[types.CodeType, Function] = {}
     owners = [cls for kind in classes() for cls in kind.__mro__]
     spaces: dict[int, dict[str, Any]] = {}
 
     def look(values: Iterable[Any], owner: type | None) -> None:
-        for target in (one for value in values for one in _functions_in(value)):
+        for target in (item for value in values for item in _functions_in(value)):
             code = target.__code__
-            if code in codes and code not in found:
-                found[code] = _read(target, owner)
+            if code in codes and code not in functions:
+                functions[code] = _read(target, owner)
                 spaces.setdefault(id(target.__globals__), target.__globals__)
 
     for owner in owners:
@@ -123,7 +123,7 @@ def functions_that_run(
                 look(vars(cls).values(), cls)
         look(list(space.values()), None)
         seen += 1
-    return list(found.values())
+    return list(functions.values())
 
 
 def _functions_in(value: Any) -> Iterator[types.FunctionType]:
@@ -165,7 +165,7 @@ def instrument(function: Function, number: Callable[[ast.AST], int]) -> types.Co
     copy.decorator_list = []
     copy.body = _Instrument(numbers).block(copy.body)
     copy.args.defaults = [ast.Constant(None) for _ in copy.args.defaults]
-    copy.args.kw_defaults = [one and ast.Constant(None) for one in copy.args.kw_defaults]
+    copy.args.kw_defaults = [item and ast.Constant(None) for item in copy.args.kw_defaults]
     for argument in ast.walk(copy.args):
         if isinstance(argument, ast.arg):
             argument.annotation = None
@@ -177,17 +177,17 @@ def instrument(function: Function, number: Callable[[ast.AST], int]) -> types.Co
     outer.body = [copy]
     module = ast.fix_missing_locations(ast.Module([outer], []))
     whole = compile(module, original.co_filename, "exec", dont_inherit=True)
-    (made,) = (one for one in whole.co_consts if isinstance(one, types.CodeType))
-    (code,) = (one for one in made.co_consts if isinstance(one, types.CodeType))
+    (made,) = (item for item in whole.co_consts if isinstance(item, types.CodeType))
+    (code,) = (item for item in made.co_consts if isinstance(item, types.CodeType))
     return code.replace(co_qualname=original.co_qualname)
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
     """Returns code and that of the functions and comprehensions in it."""
     yield code
-    for one in code.co_consts:
-        if isinstance(one, types.CodeType):
-            yield from codes_in(one)
+    for item in code.co_consts:
+        if isinstance(item, types.CodeType):
+            yield from codes_in(item)
 
 
 class _Instrument(ast.NodeTransformer):
@@ -195,13 +195,13 @@ class _Instrument(ast.NodeTransformer):
         self._numbers = numbers
 
     def block(self, body: list[ast.stmt], *first: ast.stmt) -> list[ast.stmt]:
-        found = list(first)
+        statements = list(first)
         for statement in body:
             number = self._numbers[id(statement)]
-            found.append(self.visit(statement))
+            statements.append(self.visit(statement))
             if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr):
-                found.append(_mark(number))
-        return found
+                statements.append(_mark(number))
+        return statements
 
     def visit(self, node: ast.AST) -> Any:
         number = self._numbers.get(id(node), -1)
@@ -234,7 +234,7 @@ class _Instrument(ast.NodeTransformer):
             case ast.IfExp(test, then, other):
                 sides = [_call(CHOICE, number, self.visit(test), *map(self._later, (then, other)))]
                 return ast.copy_location(_call(VALUE, number, *sides), node)
-            case ast.Tuple(elts) if any(isinstance(one, ast.Slice) for one in elts):
+            case ast.Tuple(elts) if any(isinstance(element, ast.Slice) for element in elts):
                 return self.generic_visit(node)
             case ast.expr() if isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
                 inner: Any = self.generic_visit(node)

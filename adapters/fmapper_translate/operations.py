@@ -108,11 +108,11 @@ class Operations:
         if isinstance(result, torch.Tensor):
             self._known[id(result)] = lambda: printed
         elif isinstance(result, tuple | list):
-            for i, one in enumerate(result):
+            for i, item in enumerate(result):
                 is_tuple = isinstance(printed, ast.Tuple)
                 made = printed.elts[i] if isinstance(printed, ast.Tuple) else None
                 picked = made if is_tuple and made is not None else expr(f"{{0}}[{i}]", printed)
-                self._known[id(one)] = lambda picked=picked: picked  # type: ignore[misc]
+                self._known[id(item)] = lambda picked=picked: picked  # type: ignore[misc]
 
     def _one(self, operation: Operation, value: Any) -> ast.expr:
         base, _, overload = operation.name.partition(".")
@@ -152,34 +152,36 @@ class Operations:
             return self._parts(operation)
         if self._dialect.draws(call.op):
             raise NotTranscribed(f"{call.op} draws random numbers")
-        keywords = [ast.keyword(key, self._plain(one)) for key, one in kwargs.items()]
-        return ast.Call(ast.Name(helper, ast.Load()), [self._plain(one) for one in args], keywords)
+        keywords = [ast.keyword(key, self._plain(item)) for key, item in kwargs.items()]
+        return ast.Call(
+            ast.Name(helper, ast.Load()), [self._plain(item) for item in args], keywords
+        )
 
     def _parts(self, operation: Operation) -> ast.expr:
         """Returns the code for an operation that is composed of others."""
         within, result = operations_within(operation.overload, operation.args, operation.kwargs)
         if not within or result is NotImplemented:
             raise NotTranscribed(f"{operation.name} has no lowering to JAX")
-        return self.print([Operation(*one) for one in within], result)
+        return self.print([Operation(*item) for item in within], result)
 
     def _plain(self, value: Any) -> ast.expr:
         if isinstance(value, DType):
             return self._dialect.dtype_argument(value.name)
         if isinstance(value, tuple | list):
-            return ast.Tuple([self._plain(one) for one in value], ast.Load())
+            return ast.Tuple([self._plain(item) for item in value], ast.Load())
         return literal(value)
 
     def _arguments(self, operation: Operation) -> tuple[list[Any], dict[str, Any]]:
         parameters = parameters_of(operation.overload)
-        tensors = [one for one in operation.args if isinstance(one, torch.Tensor)]
-        self._has_integers = any(not one.is_floating_point() for one in tensors)
+        tensors = [item for item in operation.args if isinstance(item, torch.Tensor)]
+        self._has_integers = any(not item.is_floating_point() for item in tensors)
         args = [
             self._argument(name, kind, at, value)
             for at, ((name, (kind, _)), value) in enumerate(
                 zip(parameters.items(), operation.args, strict=False)
             )
         ]
-        given = {one.name: one for one in self._given if not isinstance(one.node, ast.Constant)}
+        given = {item.name: item for item in self._given if not isinstance(item.node, ast.Constant)}
         left_out = {
             name: default
             for name, (_, default) in list(parameters.items())[len(args) :]
@@ -202,7 +204,7 @@ class Operations:
         if isinstance(value, tuple | list) and "SymInt" in kind and not self._is_literal:
             return self._sizes(name, at, list(value))
         if value is None and not self._is_literal:  # may be something else another time
-            others = [one for one in self._given if one.name == name and one.value is None]
+            others = [item for item in self._given if item.name == name and item.value is None]
             is_told = others and not isinstance(others[0].node, ast.Constant)
             return others[0].code() if is_told else None
         if isinstance(value, tuple | list):
@@ -227,12 +229,12 @@ class Operations:
             is_list = isinstance(given.value, tuple | list) and _is_same(given.value, values)
             if is_list and not isinstance(given.node, ast.Tuple | ast.List):
                 return ast.Starred(given.code(), ast.Load())
-        return [self._tensor(one) for one in values]
+        return [self._tensor(item) for item in values]
 
     def _number(self, name: str, at: int, value: Any) -> Any:
-        by_name = [one for one in self._given if one.name == name]
+        by_name = [item for item in self._given if item.name == name]
         by_place = [self._given[at]] if 0 <= at < len(self._given) else []
-        others = [one for one in self._given if not one.name and one not in by_place]
+        others = [item for item in self._given if not item.name and item not in by_place]
         for given in [*by_name, *by_place, *others]:
             if type(given.value) is type(value) and given.value == value:
                 try:
@@ -251,21 +253,21 @@ class Operations:
                 return (ast.Starred(given.code(), ast.Load()),)
             if given.name == name and [given.value] == values:
                 return (self._size(given),)
-        row = [one for one in self._given if not one.name]
+        row = [item for item in self._given if not item.name]
         for start in range(len(row)):
-            found: list[Any] = []
+            sizes: list[Any] = []
             flat: list[Any] = []
             for given in row[start:]:
                 if given.starred:
-                    found.append(ast.Starred(given.code(), ast.Load()))
+                    sizes.append(ast.Starred(given.code(), ast.Load()))
                     flat += list(given.value)
                 elif isinstance(given.value, int):
-                    found.append(self._size(given))
+                    sizes.append(self._size(given))
                     flat.append(given.value)
                 else:
                     break
             if flat == values:
-                return tuple(found)
+                return tuple(sizes)
         return tuple(values)
 
     def _elements(
@@ -388,10 +390,10 @@ def _type_as(p: Printing, x: Value, y: Value) -> Any:
 def _to(p: Printing, x: Value, *rest: Any, dtype: Any = None) -> Any:
     if p.dtype != x.dtype and _jax_dtype(p.dtype) == _jax_dtype(x.dtype):
         return x
-    other = next((one for one in rest if isinstance(one, Value)), None)
+    other = next((item for item in rest if isinstance(item, Value)), None)
     if other is not None:
         return expr("{0}.astype({1}.dtype)", x, other)
-    dtypes = [one for one in (*rest, dtype) if isinstance(one, DType)]
+    dtypes = [item for item in (*rest, dtype) if isinstance(item, DType)]
     return expr(f"{{0}}.astype(jnp.{_jax_dtype(dtypes[0].name)})", x) if dtypes else x
 
 
@@ -435,7 +437,9 @@ def _max_pool(
 ) -> Any:  # fmt: skip
     if set(dilation) != {1}:
         return None
-    window, padding = ((*one, one[0])[:2] if len(one) == 1 else one for one in (window, padding))
+    window, padding = (
+        (*item, item[0])[:2] if len(item) == 1 else item for item in (window, padding)
+    )
     strides = window if not strides else strides * 2 if len(strides) == 1 else strides
     return expr("max_pool({0}, {1}, {2}, padding={3}, ceil_mode={4})",
                 x, window, tuple(strides), padding, ceil_mode)  # fmt: skip

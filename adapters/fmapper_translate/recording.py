@@ -130,7 +130,7 @@ class Recording:
         """Returns the function of the source that is called by calling this, if it ran."""
         target = getattr(target, "__func__", target)
         target = inspect.unwrap(target) if callable(target) else target
-        return next((one for one in self.functions if one.target is target), None)
+        return next((item for item in self.functions if item.target is target), None)
 
     def watch(self, functions: Sequence[Function]) -> Iterator[None]:
         """Records what these functions do while the generator is suspended."""
@@ -161,16 +161,16 @@ class Recording:
         return len(self._nodes) - 1
 
     def _activation(self, frame: types.FrameType) -> Activation:
-        found = self._frames.get(frame)
-        if found is None:
+        activation = self._frames.get(frame)
+        if activation is None:
             code = frame.f_code
             names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             given = {name: frame.f_locals[name] for name in names if name in frame.f_locals}
-            found = Activation(self._codes[code], given)
-            self._frames[frame] = found
-            if code.co_name == found.function.name:
-                self.activations.append(found)
-        return found
+            activation = Activation(self._codes[code], given)
+            self._frames[frame] = activation
+            if code.co_name == activation.function.name:
+                self.activations.append(activation)
+        return activation
 
     def _value(self, number: int, value: Any) -> Any:
         frame = sys._getframe(1)
@@ -237,7 +237,7 @@ class Recording:
 
 def _snapshot(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return [_snapshot(one) for one in value]
+        return [_snapshot(item) for item in value]
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 

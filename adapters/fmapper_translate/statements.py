@@ -69,7 +69,9 @@ class Statements:
             body.append("self.deterministic = False")
         if self._is_constructor and self._function.owner in self._file.draws:
             body.append("self.rngs = rngs")
-        decorators = [f"@{ast.unparse(one)}" for one in tree.decorator_list if self._is_kept(one)]
+        decorators = [
+            f"@{ast.unparse(item)}" for item in tree.decorator_list if self._is_kept(item)
+        ]
         name = NEW_NAMES.get(tree.name, tree.name) if self._function.owner else tree.name
         header = f"def {name}({ast.unparse(self._parameters(tree.args))}):"
         return [*decorators, header, *(_INDENT + line for line in body or ["pass"])]
@@ -83,27 +85,27 @@ class Statements:
         def plain(one: ast.arg | None) -> ast.arg | None:
             return None if one is None else ast.arg(one.arg, self._annotation(one.annotation))
 
-        given = [one for one in args.args if not self._is_of_device(one)]
+        given = [arg for arg in args.args if not self._is_of_device(arg)]
         defaults = [
             self.code(default)
-            for one, default in zip(args.args[-len(args.defaults) :], args.defaults, strict=False)
-            if one in given
+            for arg, default in zip(args.args[-len(args.defaults) :], args.defaults, strict=False)
+            if arg in given
         ]
-        kw_defaults = [None if one is None else self.code(one) for one in args.kw_defaults]
-        keywords = [plain(one) for one in args.kwonlyargs]
+        kw_defaults = [None if arg is None else self.code(arg) for arg in args.kw_defaults]
+        keywords = [plain(arg) for arg in args.kwonlyargs]
         kwarg = plain(args.kwarg)
         takes = self._is_constructor and self._file.takes_rngs(self._function.owner)
         if self._function.makes_modules or takes:
             keywords.append(ast.arg("rngs", expr("nnx.Rngs") if self._is_constructor else None))
             kw_defaults.append(None)
         return ast.arguments(
-            [plain(one) for one in args.posonlyargs], [plain(one) for one in given],  # type: ignore[misc]
+            [plain(arg) for arg in args.posonlyargs], [plain(arg) for arg in given],  # type: ignore[misc]
             plain(args.vararg), keywords, kw_defaults, kwarg, defaults,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def _is_of_device(self, parameter: ast.arg) -> bool:
-        uses = [one for one in self._function.nodes
-                if isinstance(one, ast.Name) and one.id == parameter.arg]  # fmt: skip
+        uses = [item for item in self._function.nodes
+                if isinstance(item, ast.Name) and item.id == parameter.arg]  # fmt: skip
         return any(map(self._is_device, uses))
 
     def _annotation(self, node: ast.expr | None) -> ast.expr | None:
@@ -137,16 +139,16 @@ class Statements:
 
     def _above(self, start: int | None, stop: int) -> list[str]:
         """Returns the comments and blank lines between two statements."""
-        found: list[str] = []
+        comments: list[str] = []
         at = stop - 1
         while at >= 1 and (start is None or at >= start):
             line = self._function.lines[at - 1].strip()
             if line.startswith("#") or (not line and start is not None):
-                found.insert(0, line)
+                comments.insert(0, line)
             else:
                 break
             at -= 1
-        return found
+        return comments
 
     def _statement(self, node: ast.stmt) -> Iterator[str]:
         try:
@@ -200,10 +202,10 @@ class Statements:
 
     def _parameters_of_inner(self, args: ast.arguments) -> ast.arguments:
         return ast.arguments(
-            [], [ast.arg(one.arg) for one in args.args], args.vararg,
-            [ast.arg(one.arg) for one in args.kwonlyargs],
-            [None if one is None else self.code(one) for one in args.kw_defaults], args.kwarg,
-            [self.code(one) for one in args.defaults],
+            [], [ast.arg(item.arg) for item in args.args], args.vararg,
+            [ast.arg(item.arg) for item in args.kwonlyargs],
+            [None if item is None else self.code(item) for item in args.kw_defaults], args.kwarg,
+            [self.code(item) for item in args.defaults],
         )  # fmt: skip
 
     def _inner(self, body: list[ast.stmt]) -> Iterator[str]:
@@ -234,7 +236,7 @@ class Statements:
             if values and isinstance(values[0], nn.Parameter) and self._tie(target, value):
                 return
         values = self._expressions.values(value)
-        if values and all(self._file.tied_table(one, self._function) for one in values):
+        if values and all(self._file.tied_table(item, self._function) for item in values):
             return  # the embedding stands for it
         code = self.code(value)
         if isinstance(target, ast.Attribute):
@@ -244,7 +246,7 @@ class Statements:
     def _target(self, target: ast.expr) -> ast.expr:
         match target:
             case ast.Tuple(elts) | ast.List(elts):
-                return ast.Tuple([self._target(one) for one in elts], ast.Store())
+                return ast.Tuple([self._target(item) for item in elts], ast.Store())
             case ast.Starred(value):
                 return ast.Starred(self._target(value), ast.Store())
             case ast.Attribute(value, attr):
@@ -257,11 +259,11 @@ class Statements:
         """Returns the code for what becomes an attribute of an object."""
         values = self._expressions.values(value)
         is_tensor = [
-            isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter) for one in values
+            isinstance(item, torch.Tensor) and not isinstance(item, nn.Parameter) for item in values
         ]
         if any(is_tensor) and self._is_constructor:
             return expr("Constant({0})", code)
-        if any(isinstance(one, np.ndarray) for one in values):
+        if any(isinstance(item, np.ndarray) for item in values):
             return expr("nested_tuple({0})", code)
         return code
 
@@ -273,9 +275,11 @@ class Statements:
         if len(owners) == 0 or len(others) == 0 or other is None:
             return False
         pairs = [(owners[-1], target.value), (others[-1], other)]
-        tables = [(one, node) for one, node in pairs if isinstance(one, nn.Embedding)]
+        tables = [(item, node) for item, node in pairs if isinstance(item, nn.Embedding)]
         linears = [
-            (one, node) for one, node in pairs if isinstance(one, nn.Linear) and one.bias is None
+            (item, node)
+            for item, node in pairs
+            if isinstance(item, nn.Linear) and item.bias is None
         ]
         if len(tables) != 1 or len(linears) != 1:
             return False
@@ -315,7 +319,7 @@ class Statements:
         elif name == "register_buffer":
             yield from self._buffer(call)
         elif name in _SETTERS and isinstance(func, ast.Attribute):
-            codes = [self.code(one) for one in (func.value, *call.args)]
+            codes = [self.code(item) for item in (func.value, *call.args)]
             yield f"setattr({', '.join(map(text, codes))})"
         elif callee is print:
             return
@@ -348,10 +352,10 @@ class Statements:
     def _super(self, call: ast.Call) -> Iterator[str]:
         owner = self._function.owner
         assert owner is not None
-        base = next((one for one in owner.__mro__[1:] if "__init__" in vars(one)), object)
+        base = next((item for item in owner.__mro__[1:] if "__init__" in vars(item)), object)
         if base is nn.Module or base is object:
             return
-        args = [self.code(one) for one in call.args]
+        args = [self.code(item) for item in call.args]
         keywords = [ast.keyword(key.arg, self.code(key.value)) for key in call.keywords]
         layer = layers.layer_of(base)
         if layer.takes_rngs if layer is not None else self._file.takes_rngs(base):
@@ -381,7 +385,7 @@ class Statements:
         if self._asks_for_device(node.test):
             return
         tests = [bool(value) for value in self._expressions.values(node.test)]
-        if any(isinstance(one, torch.Tensor) for one in self._expressions.values(node.test)):
+        if any(isinstance(item, torch.Tensor) for item in self._expressions.values(node.test)):
             raise NotTranscribed("the condition is a tensor")
         sides = {}
         for side, body in ((True, node.body), (False, node.orelse)):
@@ -423,7 +427,7 @@ class Statements:
 
     def _asks_for_device(self, test: ast.expr) -> bool:
         """Returns whether a condition is on a device, or on the argument for one."""
-        return any(isinstance(one, ast.expr) and self._is_device(one) for one in ast.walk(test))
+        return any(isinstance(item, ast.expr) and self._is_device(item) for item in ast.walk(test))
 
     def _for(self, node: ast.For) -> Iterator[str]:
         match node.iter:
@@ -439,7 +443,7 @@ class Statements:
 
     def _with(self, node: ast.With) -> Iterator[str]:
         contexts = [ast.unparse(item.context_expr) for item in node.items]
-        if all("autocast" in one for one in contexts):
+        if all("autocast" in context for context in contexts):
             yield from self._block(node.body)
             return
         raise NotTranscribed("with has no counterpart")
@@ -482,7 +486,7 @@ def _bare(node: ast.expr) -> str:
     """Returns the text of an expression, a tuple without parentheses around it."""
     made = text(node)
     if isinstance(node, ast.Tuple) and len(node.elts) > 1:
-        return made if any(isinstance(one, ast.Starred) for one in node.elts) else made[1:-1]
+        return made if any(isinstance(item, ast.Starred) for item in node.elts) else made[1:-1]
     return made
 
 

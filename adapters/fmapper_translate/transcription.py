@@ -110,7 +110,7 @@ def transcribe(
         made.load_state_dict(model.state_dict())
         return made
 
-    recording, twin = record(make, lambda one: one(*inputs))
+    recording, twin = record(make, lambda net: net(*inputs))
     weights = {name: value.detach() for name, value in model.named_parameters()}
     weights |= dict(model.named_buffers())
     saved = model.state_dict()
@@ -119,7 +119,7 @@ def transcribe(
     aliases = {name: first[value.data_ptr()] for name, value in saved.items()
                if name not in weights and value.data_ptr() in first}  # fmt: skip
     file = File(recording, twin, aliases)
-    given = [file.value(one) for one in args]
+    given = [file.value(value) for value in args]
     keywords = [ast.keyword(name, file.value(value)) for name, value in kwargs.items()]
     title = f"{cls.__name__} for Flax NNX, transcribed from {cls.__module__}"
     while True:

@@ -68,7 +68,9 @@ def functions_that_differ(
             space[name] = watch(function, known)
         elif isinstance(place, type) and inspect.isfunction(known) and name != "__init__":
             setattr(place, name, watch(function, known))
-    arrays = [jnp.asarray(one.numpy()) if isinstance(one, torch.Tensor) else one for one in inputs]
+    arrays = [
+        jnp.asarray(value.numpy()) if isinstance(value, torch.Tensor) else value for value in inputs
+    ]
     numbers = {name: value.numpy() for name, value in weights.items()}
     model, _ = open_file(net, "make_example", numbers, train=False)
     graph, state = nnx.split(model)
@@ -76,28 +78,30 @@ def functions_that_differ(
     @functools.partial(jax.jit, compiler_options=_QUICKLY)
     def run(state: Any, given: list[Any]) -> list[Any]:
         rest = iter(given)
-        nnx.merge(graph, state)(*(next(rest) if _is_array(one) else one for one in arrays))
-        return [one for one in jax.tree.leaves([*results.values()]) if _is_array(one)]
+        nnx.merge(graph, state)(*(next(rest) if _is_array(item) else item for item in arrays))
+        return [item for item in jax.tree.leaves([*results.values()]) if _is_array(item)]
 
-    for found in results.values():
-        found.clear()  # what ran when the model was made
+    for returned in results.values():
+        returned.clear()  # what ran when the model was made
     try:
-        computed = iter(run(state, [one for one in arrays if _is_array(one)]))
+        computed = iter(run(state, [value for value in arrays if _is_array(value)]))
     except Exception:  # the file is new code, which may raise anything
         if not stack:
             raise
         return {stack[-1]}  # which does not run
     results = {
-        function: jax.tree.map(lambda one: next(computed) if _is_array(one) else one, found)
-        for function, found in results.items()
+        function: jax.tree.map(
+            lambda value: next(computed) if _is_array(value) else value, returned
+        )
+        for function, returned in results.items()
     }
     recorded: dict[Function, list[Activation]] = defaultdict(list)
     for activation in recording.activations[recording.made :]:
         recorded[activation.function].append(activation)
     wrong = {
         function
-        for function, found in results.items()
-        for ours, theirs in zip(found, recorded[function], strict=False)
+        for function, returned in results.items()
+        for ours, theirs in zip(returned, recorded[function], strict=False)
         if not _agree(ours, theirs.snapshot)
     }
     return {function for function in wrong if not callers[function] & wrong - {function}}
