@@ -1,4 +1,4 @@
-"""Weights in step: from a model that is trained to one that runs.
+"""Copies weights, again and again, from a model in training to a running one.
 
 sync         `Sync`, which users call
 ends         which arrays a model has, and which parts of them are here
@@ -9,6 +9,7 @@ strided      lazy arrays as copies with even steps
 memory       parts of arrays as those of NumPy
 copies       copies between them, and memory that is used again
 here         a call in one process
+on_device    arrays that are computed where they lie
 exchange     what processes say and send to one another
 transports   how
 delta        the elements that differ between two arrays, in few bytes

@@ -1,4 +1,4 @@
-"""Copies between arrays of the host, and memory that is used again and again."""
+"""Copies between host arrays, and a pool of host memory."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _fits(source: Array, steps: Sequence[Any]) -> bool:
 
 
 def carry_out(copies: Sequence[Copy]) -> None:
-    """Copies everything, on several threads where there is much of it."""
+    """Runs the copies, on several threads if they are large."""
     copy_all(copies, _run)
 
 
@@ -126,7 +126,7 @@ def _compute_into(target: Array, source: Array, steps: Sequence[Any]) -> None:
 
 
 def _compute(source: Array, steps: Sequence[Any]) -> Array:
-    """Returns elements after all steps, as lazy arrays compute them."""
+    """Applies the steps to each element, as lazy arrays do."""
     from fmapper.checkpoints.lazy import LazyArray
 
     result = LazyArray.of(source)

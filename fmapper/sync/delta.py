@@ -42,7 +42,7 @@ def digest(bits: LazyArray) -> str:
 
 
 def encode(base: LazyArray, new: LazyArray) -> LazyArray:
-    """Returns the code that makes of the bits of an array those of another, as uint8.
+    """Encodes the difference between the bits of two arrays, as uint8.
 
     Args:
         base: Bits, as `bits_of` gives them.
@@ -76,7 +76,7 @@ def encode(base: LazyArray, new: LazyArray) -> LazyArray:
 
 
 def _in_threads(work: Callable[[Callable[[LazyArray], Array]], T], bits: LazyArray) -> Iterable[T]:
-    """Yields what a function gives of each part, in order; a part is a function that reads it."""
+    """Yields the results of a function, in order; it is given a function that reads a part."""
     most = PART // bits.dtype.itemsize
     ends = ((at, min(at + most, bits.size)) for at in range(0, bits.size, most))
     parts = (lambda array, part=part: array.read((part,)) for part in ends)
@@ -84,7 +84,7 @@ def _in_threads(work: Callable[[Callable[[LazyArray], Array]], T], bits: LazyArr
 
 
 class Changes:
-    """The elements that a code changes, which is checked to be one for an array of this size.
+    """A decoded difference, checked against the size of the array.
 
     Args:
         code: The code.
@@ -115,7 +115,7 @@ class Changes:
         self._places = places
 
     def apply(self, bits: Array, start: int = 0) -> None:
-        """Writes the new values into bits of the array, which begin at an element of it."""
+        """Writes the new values into a range of the bits, from element `start` on."""
         import numpy as np
 
         if self._places is None:

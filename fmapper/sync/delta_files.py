@@ -37,7 +37,7 @@ _KEY = "fmapper.delta"
 
 @short_traceback
 def save_delta(path: str | os.PathLike[str], base: Any, new: Any) -> None:
-    """Writes what makes of one state another one: the elements that differ, bit for bit.
+    """Writes the difference between two states: the elements that differ, bit for bit.
 
     The file is of the safetensors format, and appears when it is complete. It takes 2 % of the
     bytes where 1 % of the elements have changed in bfloat16. Arrays are compared a few MiB at a
@@ -160,7 +160,7 @@ def _outlines(arrays: Mapping[str, LazyArray], *, digests: bool = True) -> dict[
 
 
 def _differences(wanted: Mapping[str, _Outline], given: Mapping[str, _Outline]) -> Iterator[str]:
-    """Yields in which arrays two states differ."""
+    """Yields a line for each array in which two states differ."""
     for name in [*wanted, *(name for name in given if name not in wanted)]:
         here, there = wanted.get(name), given.get(name)
         if here is None or there is None:

@@ -44,7 +44,7 @@ class End:
         tree: The model.
         outlines: Its arrays by name.
         keep: Patterns for names of arrays that may stay as they are.
-        entries: Those arrays, with all that is known of them.
+        entries: Those arrays, with their properties.
         arrays: The arrays that are held, each once.
         held: Their outlines by name, with the parts that are in this process.
         layout: The rules that make them of those by name.
@@ -97,12 +97,12 @@ class End:
         self.held = {name: _hold(self.arrays[n], transport) for n, name in first.items()}
 
     def forget(self) -> None:
-        """Lets go of the arrays that were there when the sync was planned."""
+        """Drops the references to the arrays of the planning."""
         self.entries, self.arrays = {}, []
         self._reader.forget()
 
     def read(self, tree: Any = None) -> list[Any]:
-        """Returns the arrays now, of the tree or of another one of its structure."""
+        """Returns the current arrays of the tree, or of another tree of the same structure."""
         if self._generator is not None:
             return self._reader.read(self._generator.live_arrays())
         return self._reader.read(self.tree if tree is None else tree)

@@ -138,7 +138,7 @@ class Exchanger:
 
     @contextmanager
     def _break_off(self) -> Iterator[None]:
-        """Notes that processes are not at the same message any more, when something fails."""
+        """Marks the exchange as broken on an error: the processes are out of step."""
         try:
             yield
         except BaseException as error:
@@ -246,7 +246,7 @@ class Exchanger:
         return data
 
     def _say(self, data: bytes, *, patient: bool = True) -> dict[int, Any]:
-        """Says something to all others; returns what each says, or an error."""
+        """Sends a message to all other processes; returns their replies, or errors."""
 
         def talk(rank: int) -> tuple[Callable[[], object], Callable[[], object]]:
             return lambda: self._send(data, rank), lambda: self._receive(rank).tobytes()
@@ -256,7 +256,7 @@ class Exchanger:
     def _all(
         self, work: Mapping[int, Sequence[Callable[[], object]]], *, patient: bool = True
     ) -> dict[int, Any]:
-        """Does something with each of the others, at the same time.
+        """Runs functions for each other process, concurrently.
 
         Returns:
             For each what the last function gives, or an error: that of the first that failed, or
@@ -297,10 +297,10 @@ class Exchanger:
         return replies
 
     def _check(self, rank: int, result: Any) -> Any:
-        """Returns what a process has said.
+        """Returns the reply of a process.
 
         Raises:
-            SyncError: It has said nothing; names it.
+            SyncError: It did not reply; names the process.
         """
         if isinstance(result, SyncError) and f"rank {rank}" in str(result):
             raise SyncError(f"{result}. The running model has its old weights")

@@ -41,7 +41,7 @@ class _Target(NamedTuple):
 
 
 class Here:
-    """The copies between arrays of one process, and those from and to what is sent.
+    """The copies within a process, and those from and to its messages.
 
     Attributes:
         transfers: What is copied, sent and received here.
@@ -175,7 +175,7 @@ class Round:
         check(self._casts(t for t in here.transfers if t.source is not None))
 
     def check_target(self, *, is_written: bool) -> None:
-        """Raises where the target has memory that is not to be written to, or lacks it.
+        """Checks that the target has memory if it is written, and none otherwise.
 
         Raises:
             SyncError: Names an array.
@@ -217,7 +217,7 @@ class Round:
         return self._copies if part in self._lasting else self._filled
 
     def source_of(self, transfer: Transfer) -> Array:
-        """Returns the array that a transfer takes elements of."""
+        """Returns the array that a transfer reads."""
         if transfer.source is not None:
             return self._sources[transfer.source]
         leaf = transfer.piece.leaf
@@ -228,7 +228,7 @@ class Round:
         return self._computed[leaf]
 
     def values_of(self, transfer: Transfer) -> Array:
-        """Returns the values that the target has where a transfer goes."""
+        """Returns the current values at the destination of a transfer."""
         target = self._here.target
         assert target is not None
         part = parts_of(self._old[target.number(transfer.target.name)])[transfer.target.box]
@@ -320,7 +320,7 @@ class Round:
 
 
 def _join(old: Any, parts: Mapping[Box, Any]) -> Any:
-    """Returns an array of parts, in the place of an old one."""
+    """Joins parts into an array with the layout of an old one."""
     adapter = owner_of(old)
     layout = adapter.layout(old) if isinstance(adapter, Meshes) else None
     if layout is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Place(NamedTuple):
-    """A part, and what it was when the sync was planned."""
+    """A part of an array, as planned."""
 
     name: str
     number: int
@@ -89,7 +89,7 @@ class Memory:
 
 
 def other_than_planned(name: str, role: str, text: str) -> SyncError:
-    """Returns the error for an array that has changed otherwise than by new values."""
+    """Returns the error for an array whose shape, dtype or layout has changed."""
     return SyncError(
         f"{name} of the {role} is not as it was when the sync was planned: {text}. "
         "Create another Sync"

@@ -39,9 +39,9 @@ _MOVES = (Concatenate, Offset, Part, Reshape, Scale, Sum, Transpose)
 def lies_together(
     array: LazyArray, target: Held, source: Mapping[str, Held], *, share: bool
 ) -> bool:
-    """Returns whether an array of a target and all that it is made of are on the same devices.
+    """Returns whether an array of the target and its sources are on the same devices.
 
-    Not for one that may be shared.
+    False for an array that may be shared.
     """
     if share and isinstance(array, Leaf):
         return False
@@ -121,18 +121,21 @@ class OnDevice:
         self._adapter.wait(self._device, values)
         for name, survived in zip(self._cast, flags[0].tolist() if flags else (), strict=True):
             if not survived:
-                raise LossyCastError(f"{name}: finite values become infinite in the target's dtype")
+                raise LossyCastError(
+                    f"{name}: finite values become infinite in the target's dtype. Scale the "
+                    "values, or keep a wider dtype"
+                )
         return values
 
     def _take(self, owner: Arrays, arrays: Sequence[Any]) -> Iterable[Any]:
-        """Returns arrays of another framework on their own memory, or copies where it cannot."""
+        """Shares arrays of another framework, or copies them if they cannot be shared."""
         with suppress(BufferError):
             exchange = owner.export(arrays, self._device)
             return [*self._adapter.take(exchange, self._device, share=True)]
         return self._adapter.take(owner.export(arrays, self._device), self._device, share=False)
 
     def _compute(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Returns the new arrays, and in one array for each that is cast whether it survived."""
+        """Returns the new arrays, and one array of flags: whether the values of each cast fit."""
         by_name = dict(zip(self._leaves, leaves, strict=True))
         values: list[Any] = []
         survived: dict[str, Any] = {}

@@ -204,7 +204,7 @@ def transfers(
     rank: int,
     note: Callable[[str, int, int, int], object],
 ) -> Iterator[Transfer]:
-    """Yields what a process gives and gets, those of each pair in the same order for both.
+    """Yields the transfers of a process, in the same order as its peers do.
 
     Args:
         arrays: The held arrays of the target, made of leaves of the source.
@@ -288,7 +288,7 @@ def packets(ordered: Sequence[Transfer], nbytes: int = 64 << 20) -> Iterator[lis
 
 
 def _divide(transfer: Transfer, nbytes: int) -> Iterator[Transfer]:
-    """Divides a transfer into some of at most so many bytes."""
+    """Divides a transfer into pieces of at most `nbytes` bytes."""
     if transfer.nbytes <= nbytes:
         yield transfer
         return

@@ -55,7 +55,7 @@ class Reader:
         self._count = len(self.first)
 
     def forget(self) -> None:
-        """Lets go of the first arrays."""
+        """Drops the references to the first arrays."""
         self.first = []
 
     def read(self, tree: Any) -> list[Any]:

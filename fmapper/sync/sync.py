@@ -153,7 +153,7 @@ class Sync(Generic[T]):
 
     @short_traceback
     def __call__(self, source: Any = None, *, delta: bool = False) -> T:
-        """Brings the weights as they are now.
+        """Copies the current weights.
 
         Args:
             source: A new version of the source, where that is not changed in place: parameters of
@@ -177,7 +177,7 @@ class Sync(Generic[T]):
 
     @short_traceback
     def parts(self, source: Any = None) -> Iterator[tuple[str, Box, np.ndarray[Any, Any]]]:
-        """Yields what the target is to have, for an engine that takes weights in its own way.
+        """Yields the new weights of the target, for an engine with its own way to load them.
 
         The target only says names, shapes, dtypes and which parts are here, so it needs no memory:
         tensors on the device `meta`, `jax.ShapeDtypeStruct`s.

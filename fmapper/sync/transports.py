@@ -129,7 +129,7 @@ class Folder(Transport):
 
 
 def _is_zombie(process: int) -> bool:
-    """Returns whether a process has ended and its parent has not asked for it yet."""
+    """Returns whether a process is a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:  # on systems other than Linux
