@@ -5,10 +5,10 @@ primitives that compute them, and unused calls are dropped. Each file fuses one 
 Results and gradients are those of the primitives up to rounding.
 """
 
-from fmapper_adapters.torch.fuse.gru import Gru as Gru
-from fmapper_adapters.torch.fuse.gru import find_gru as find_gru
 from fmapper_adapters.torch.fuse.recurrent import Gate as Gate
+from fmapper_adapters.torch.fuse.recurrent import Gru as Gru
 from fmapper_adapters.torch.fuse.recurrent import Lstm as Lstm
 from fmapper_adapters.torch.fuse.recurrent import Part as Part
+from fmapper_adapters.torch.fuse.recurrent import find_gru as find_gru
 from fmapper_adapters.torch.fuse.recurrent import find_lstm as find_lstm
 from fmapper_adapters.torch.fuse.rewrite import simplify as simplify

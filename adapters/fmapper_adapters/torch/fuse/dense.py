@@ -6,16 +6,18 @@ import math
 from typing import Any
 
 from fmapper.programs import Call
+from fmapper_adapters.torch.fuse.graph_index import GraphIndex
+from fmapper_adapters.torch.fuse.rewriter import Rewriter
 
 
-def turn(rewriter: Any, call: Call) -> Any | None:
+def turn(rewriter: Rewriter, call: Call) -> Any | None:
     """Turns `dot(w, x)`, whose result is transposed, into `dot(x, w)`."""
-    look = rewriter.look
-    product = look.call(call.args[0], "dot_general") if call.op == "lax::transpose" else None
+    index = rewriter.index
+    product = index.call(call.args[0], "dot_general") if call.op == "lax::transpose" else None
     if product is None:
         return None
     (left, right), (batch_left, batch_right) = product.kwargs["dimension_numbers"]
-    a, b = (len(look.shape(arg)) for arg in product.args)
+    a, b = (len(index.shape(arg)) for arg in product.args)
     shared = len(batch_left)
     of_a = a - len(left) - shared
     of_b = b - len(right) - shared
@@ -32,15 +34,15 @@ def turn(rewriter: Any, call: Call) -> Any | None:
     return rewriter.call(product.op, *product.args[::-1], shape=shape, dtype=dtype, **kwargs)
 
 
-def absorb(rewriter: Any, call: Call) -> Any | None:
+def absorb(rewriter: Rewriter, call: Call) -> Any | None:
     """Absorbs the transposition of an operand into a product."""
     if call.op != "lax::dot_general":
         return None
-    look = rewriter.look
+    index = rewriter.index
     summed, shared = (list(pair) for pair in call.kwargs["dimension_numbers"])
     args = list(call.args)
     for i in (0, 1):
-        move = look.call(args[i], "transpose")
+        move = index.call(args[i], "transpose")
         if move is None or move.module != call.module:  # keeps the arguments of parts
             continue
         order = move.kwargs["permutation"]
@@ -57,36 +59,36 @@ def absorb(rewriter: Any, call: Call) -> Any | None:
     return rewriter.call(call.op, *args, shape=shape, dtype=dtype, **kwargs)
 
 
-def find(rewriter: Any, call: Call) -> Any | None:
+def find(rewriter: Rewriter, call: Call) -> Any | None:
     """Finds `x @ w + b` in one dtype; several dimensions may be summed over, or come from w."""
     if call.op != "lax::add" or call.result[0][0] not in ("float32", "float64", "bfloat16"):
         return None  # products of float16 overflow in JAX before the bias is added
-    look = rewriter.look
+    index = rewriter.index
     dtype, shape = call.result[0]
     for i in (0, 1):
-        product = look.call(call.args[i], "dot_general")
+        product = index.call(call.args[i], "dot_general")
         if product is None or tuple(product.result[0][1]) != tuple(shape):
             continue
-        weights = _weights(look, product)
-        if weights is None or any(look.dtype(v) != dtype for v in product.args):
+        weights = _weights(index, product)
+        if weights is None or any(index.dtype(v) != dtype for v in product.args):
             continue
         transposed, summed, made = weights
         x, w = product.args
-        bias = look.align(call.args[1 - i], tuple(range(len(shape) - made, len(shape))))
-        if bias is None or look.shape(bias) != tuple(shape[len(shape) - made :]):
+        bias = index.align(call.args[1 - i], tuple(range(len(shape) - made, len(shape))))
+        if bias is None or index.shape(bias) != tuple(shape[len(shape) - made :]):
             continue
-        if look.dtype(bias) != dtype:
+        if index.dtype(bias) != dtype:
             continue
         return rewriter.call(
             "torch::dense", x, w, bias, transposed=transposed, summed=summed,
-            made=look.shape(bias), shape=shape, dtype=dtype,
+            made=index.shape(bias), shape=shape, dtype=dtype,
         )  # fmt: skip
     return None
 
 
-def _weights(look: Any, product: Call) -> tuple[bool, int, int] | None:
+def _weights(index: GraphIndex, product: Call) -> tuple[bool, int, int] | None:
     """Returns the layout of w: transposed or not, and how many dimensions are summed and made."""
-    x, w = (look.shape(arg) for arg in product.args)
+    x, w = (index.shape(arg) for arg in product.args)
     (left, right), (batch, _) = product.kwargs["dimension_numbers"]
     summed, made = len(left), len(w) - len(right)
     if batch or not summed or made < 1 or len(x) <= summed:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fmapper.programs import Call, Graph, Ref, Scalar, substitute
-from fmapper_adapters.torch.fuse.graph_index import Look
+from fmapper_adapters.torch.fuse.graph_index import GraphIndex
 
 _COMPUTED: dict[str, Any] = {
     "add": operator.add,
@@ -30,28 +30,28 @@ _EXACT = 1 << 24  # integers up to this are exact in float32
 
 
 def fold(graph: Graph, kinds: Mapping[str, Any], borders: set[str]) -> Graph:
-    """Folds calls whose results are known or equal to an operand; `borders` as for `Look`."""
-    look = Look(graph, kinds, borders=borders)
+    """Folds calls whose results are known or equal to an operand; `borders` as for `GraphIndex`."""
+    index = GraphIndex(graph, kinds, borders=borders)
     values: dict[str, Any] = {}
     calls = []
     for call in graph.calls:
         new = replace(
             call, args=substitute(call.args, values), kwargs=substitute(call.kwargs, values)
         )
-        look.reader = new.module
-        result = _result(new, look)
+        index.reader = new.module
+        result = _result(new, index)
         if result is None or isinstance(result, Call):
             new = result or new
             calls.append(new)
-            look.calls[new.name] = new
+            index.calls[new.name] = new
         else:
             values[call.name] = result
             if isinstance(result, Ref):
-                look.replace(call.name, result.name)
+                index.replace(call.name, result.name)
     return Graph(graph.inputs, calls, substitute(graph.outputs, values), graph.kinds)
 
 
-def _result(call: Call, look: Look) -> Any | None:
+def _result(call: Call, index: GraphIndex) -> Any | None:
     name = call.op.removeprefix("lax::")
     args = call.args
     if len(call.result) != 1:
@@ -60,15 +60,15 @@ def _result(call: Call, look: Look) -> Any | None:
     if name == "convert_element_type" and isinstance(args[0], Scalar):
         return _convert(args[0], dtype)
     if name == "select_n":
-        which = look.number(args[0])
-        if which is not None and look.shape(args[1 + int(which)]) == shape:
+        which = index.number(args[0])
+        if which is not None and index.shape(args[1 + int(which)]) == shape:
             return args[1 + int(which)]
         return None
     if len(args) != 2:
         return None
     if all(isinstance(arg, Scalar) for arg in args):
         return _compute(name, args[0].value, args[1].value, dtype)
-    return _unchanged_operand(call, name, look, tuple(shape))
+    return _unchanged_operand(call, name, index, tuple(shape))
 
 
 def _convert(number: Scalar, dtype: str) -> Scalar | None:
@@ -100,16 +100,18 @@ def _compute(name: str, a: Any, b: Any, dtype: str) -> Scalar | None:
     return None
 
 
-def _unchanged_operand(call: Call, name: str, look: Look, shape: tuple[Any, ...]) -> Any | None:
+def _unchanged_operand(
+    call: Call, name: str, index: GraphIndex, shape: tuple[Any, ...]
+) -> Any | None:
     """Returns the operand that a call returns unchanged or broadcast."""
     args = call.args
     for value, other, first in ((args[0], args[1], False), (args[1], args[0], True)):
-        number = look.number(other)
-        if number is None or not _is_neutral(name, number, look.dtype(value), first=first):
+        number = index.number(other)
+        if number is None or not _is_neutral(name, number, index.dtype(value), first=first):
             continue
-        if look.shape(value) == shape:
+        if index.shape(value) == shape:
             return value
-        if len(look.shape(value)) == len(shape):
+        if len(index.shape(value)) == len(shape):
             dims = {"shape": shape, "broadcast_dimensions": tuple(range(len(shape)))}
             return replace(call, op="lax::broadcast_in_dim", args=(value,), kwargs=dims)
     return None

@@ -22,7 +22,7 @@ MOVES = {
 }
 
 
-class Look:
+class GraphIndex:
     """A graph by the names of its values.
 
     Args:

@@ -6,16 +6,17 @@ from typing import Any
 
 from fmapper.programs import Call, Ref
 from fmapper_adapters.torch.fuse.graph_index import MOVES
+from fmapper_adapters.torch.fuse.rewriter import Rewriter
 
 
-def find(rewriter: Any, call: Call) -> Any | None:
+def find(rewriter: Rewriter, call: Call) -> Any | None:
     """Merges moves of dimensions that do not broadcast."""
-    look = rewriter.look
-    if call.op not in MOVES or getattr(look.call(call.args[0]), "op", "") not in MOVES:
+    index = rewriter.index
+    if call.op not in MOVES or getattr(index.call(call.args[0]), "op", "") not in MOVES:
         return None
     dtype, shape = call.result[0]
-    source, at = look.origin(Ref(call.name))
-    current = look.shape(source)
+    source, at = index.origin(Ref(call.name))
+    current = index.shape(source)
     large = [i for i, n in enumerate(current) if n != 1]
     if source in (call.args[0], Ref(call.name)) or sorted(at) != large:
         return None

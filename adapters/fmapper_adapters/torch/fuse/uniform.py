@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from fmapper.programs import Call, Scalar
+from fmapper_adapters.torch.fuse.graph_index import GraphIndex
+from fmapper_adapters.torch.fuse.rewriter import Rewriter
 
 # Bits that are drawn, their shift to the mantissa, and the bit pattern of 1.
 _LAYOUTS = {
@@ -18,12 +20,12 @@ _LAYOUTS = {
 }
 
 
-def find(rewriter: Any, call: Call) -> Any | None:
+def find(rewriter: Rewriter, call: Call) -> Any | None:
     """Recognises uniform numbers in [0, 1), and those scaled to other bounds."""
-    look = rewriter.look
+    index = rewriter.index
     dtype, shape = call.result[0] if len(call.result) == 1 else ("", ())
     if call.op == "lax::sub" and dtype in _LAYOUTS:
-        bits = _bits(look, call, dtype)
+        bits = _bits(index, call, dtype)
         if bits is None:
             return None
         drawn = bits.kwargs
@@ -38,47 +40,48 @@ def find(rewriter: Any, call: Call) -> Any | None:
     if call.op != "lax::max" or dtype not in _LAYOUTS:
         return None
     for low, value in (call.args, call.args[::-1]):
-        source = look.call(value, "reshape")
-        is_same = source is not None and look.shape(source.args[0]) == tuple(shape)
-        scaled = source.args[0] if is_same else value
+        source = index.call(value, "reshape")
+        scaled = value
+        if source is not None and index.shape(source.args[0]) == tuple(shape):
+            scaled = source.args[0]
         fused = _between(rewriter, low, scaled, dtype, shape)
         if fused is not None:
             return fused
     return None
 
 
-def _bits(look: Any, call: Call, dtype: str) -> Call | None:
+def _bits(index: GraphIndex, call: Call, dtype: str) -> Call | None:
     """Returns the random bits behind a subtraction of 1 from numbers in [1, 2)."""
     width, steps, one = _LAYOUTS[dtype]
-    cast = look.call(call.args[0], "bitcast_convert_type")
-    either = look.call(cast.args[0], "or") if cast is not None else None
-    if either is None or look.number(call.args[1]) != 1 or look.number(either.args[1]) != one:
+    cast = index.call(call.args[0], "bitcast_convert_type")
+    either = index.call(cast.args[0], "or") if cast is not None else None
+    if either is None or index.number(call.args[1]) != 1 or index.number(either.args[1]) != one:
         return None
-    shift = look.call(either.args[0], "shift_right_logical")
-    if shift is None or look.number(shift.args[1]) != steps:
+    shift = index.call(either.args[0], "shift_right_logical")
+    if shift is None or index.number(shift.args[1]) != steps:
         # eight bits already have the width of the mantissa
         return None
     source = shift.args[0]
-    wide = look.call(source, "convert_element_type")
-    bits: Call | None = look.call(wide.args[0] if wide is not None else source, "random_bits")
+    wide = index.call(source, "convert_element_type")
+    bits = index.call(wide.args[0] if wide is not None else source, "random_bits")
     if bits is None or bits.kwargs["bit_width"] != width or bits.kwargs["impl"] != "threefry2x32":
         return None
     return bits
 
 
-def _between(rewriter: Any, low: Any, value: Any, dtype: str, shape: Any) -> Any | None:
+def _between(rewriter: Rewriter, low: Any, value: Any, dtype: str, shape: Any) -> Any | None:
     """Finds `max(low, unit * (high - low) + low)`, whose product and sum XLA rounds once."""
-    look = rewriter.look
-    total = look.call(value, "add")
+    index = rewriter.index
+    total = index.call(value, "add")
     product, start = (total.args[0], total.args[1]) if total is not None else (value, None)
-    factors = look.call(product, "mul")
+    factors = index.call(product, "mul")
     unit, span = factors.args if factors is not None else (product, Scalar(1.0, dtype))
-    source = look.call(unit)
+    source = index.call(unit)
     if source is None or source.op != "torch::uniform":
         return None
-    if start is not None and not look.same(start, low):
+    if start is not None and not index.same(start, low):
         return None
-    bottom, width = _number(look, low, dtype), _number(look, span, dtype)
+    bottom, width = _number(index, low, dtype), _number(index, span, dtype)
     if start is None and bottom != 0:
         return None
     if width is not None and bottom is not None and width > 0:
@@ -91,16 +94,16 @@ def _between(rewriter: Any, low: Any, value: Any, dtype: str, shape: Any) -> Any
     return rewriter.call("torch::uniform_between", unit, span, low, shape=shape, dtype=dtype)
 
 
-def _number(look: Any, value: Any, dtype: str) -> float | None:
+def _number(index: GraphIndex, value: Any, dtype: str) -> float | None:
     """Returns a constant, or the difference of two, in the value's dtype."""
-    number = look.number(value)
+    number = index.number(value)
     if number is not None:
         return float(number)
-    source, _ = look.origin(value)
-    difference = look.call(source, "sub")
+    source, _ = index.origin(value)
+    difference = index.call(source, "sub")
     if difference is None:
         return None
-    ends = [look.number(arg) for arg in difference.args]
+    ends = [index.number(arg) for arg in difference.args]
     if None in ends:
         return None
     kind = getattr(torch, dtype)

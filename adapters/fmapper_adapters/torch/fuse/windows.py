@@ -6,33 +6,35 @@ import re
 from typing import Any
 
 from fmapper.programs import Call, Polynomial, Size
+from fmapper_adapters.torch.fuse.graph_index import GraphIndex
+from fmapper_adapters.torch.fuse.rewriter import Rewriter
 
 _AT_LEAST = re.compile(r"max\(0, (\w+ - \d+)\)")
 _AT_MOST = re.compile(r"min\((\w+), (\d+)\)")
 
 
-def find(rewriter: Any, call: Call) -> Any | None:
+def find(rewriter: Rewriter, call: Call) -> Any | None:
     """Recognises a gather of one window at a position given by sizes and numbers."""
     if call.op != "lax::gather" or call.kwargs["mode"] != "promise_in_bounds":
         return None
-    look, numbers = rewriter.look, call.kwargs["dimension_numbers"]
+    index, numbers = rewriter.index, call.kwargs["dimension_numbers"]
     x, indices = call.args
-    full, widths = look.shape(x), call.kwargs["slice_sizes"]
+    full, widths = index.shape(x), call.kwargs["slice_sizes"]
     shape = call.result[0][1]
-    if numbers["operand_batching_dims"] or len(look.shape(indices)) != 1:
+    if numbers["operand_batching_dims"] or len(index.shape(indices)) != 1:
         return None
     if tuple(numbers["offset_dims"]) != tuple(range(len(shape))) or not full:
         return None
     parts = [indices]
-    joined = look.call(indices, "concatenate")
-    if joined is not None and all(look.shape(part) == (1,) for part in joined.args):
+    joined = index.call(indices, "concatenate")
+    if joined is not None and all(index.shape(part) == (1,) for part in joined.args):
         parts = list(joined.args)
     starts = dict(zip(numbers["start_index_map"], parts, strict=False))
     if len(parts) != len(numbers["start_index_map"]):
         return None
     window: list[Any] = []
     for dim, (size, width) in enumerate(zip(full, widths, strict=True)):
-        start = _start(look, starts[dim]) if dim in starts else 0
+        start = _start(index, starts[dim]) if dim in starts else 0
         item = None if start is None else _item(start, _plain(width), size)
         if item is None:
             return None
@@ -41,16 +43,16 @@ def find(rewriter: Any, call: Call) -> Any | None:
                          dtype=call.result[0][0])  # fmt: skip
 
 
-def _start(look: Any, value: Any) -> int | str | None:
+def _start(index: GraphIndex, value: Any) -> int | str | None:
     """Returns an index as a number or size; None for others."""
-    number = look.number(value)
+    number = index.number(value)
     if number is not None:
         return int(number)
-    call = look.call(value, "broadcast_in_dim", "reshape", "convert_element_type")
+    call = index.call(value, "broadcast_in_dim", "reshape", "convert_element_type")
     while call is not None:
         value = call.args[0]
-        call = look.call(value, "broadcast_in_dim", "reshape", "convert_element_type")
-    size = look.call(value, "dim_as_value")
+        call = index.call(value, "broadcast_in_dim", "reshape", "convert_element_type")
+    size = index.call(value, "dim_as_value")
     return None if size is None else str(size.kwargs["dim"].expression)
 
 
@@ -87,7 +89,7 @@ def _item(start: int | str, width: int | str, size: int | str) -> tuple[Any, Any
     return (first, end.number) if first >= 0 and end.number is not None else None
 
 
-def find_repeats(rewriter: Any, call: Call) -> Any | None:
+def find_repeats(rewriter: Rewriter, call: Call) -> Any | None:
     """Recognises repeated rows of a dimension, as in enlarged images.
 
     That is `jax.image.resize(x, shape, "nearest")` for a multiple of a size: row `i` is the one at
@@ -95,9 +97,9 @@ def find_repeats(rewriter: Any, call: Call) -> Any | None:
     """
     if call.op != "lax::gather":
         return None
-    look, numbers = rewriter.look, call.kwargs["dimension_numbers"]
+    index, numbers = rewriter.index, call.kwargs["dimension_numbers"]
     x, indices = call.args
-    full, shape = look.shape(x), call.result[0][1]
+    full, shape = index.shape(x), call.result[0][1]
     if len(numbers["start_index_map"]) != 1 or numbers["operand_batching_dims"]:
         return None
     (dim,) = numbers["start_index_map"]
@@ -105,10 +107,10 @@ def find_repeats(rewriter: Any, call: Call) -> Any | None:
     widths = [_plain(width) for i, width in enumerate(call.kwargs["slice_sizes"]) if i != dim]
     rest = tuple(i for i in range(len(shape)) if i != dim)
     is_one = tuple(numbers["collapsed_slice_dims"]) == (dim,) and widths == others
-    if not is_one or tuple(numbers["offset_dims"]) != rest or len(look.shape(indices)) != 2:
+    if not is_one or tuple(numbers["offset_dims"]) != rest or len(index.shape(indices)) != 2:
         return None
     count = _multiple(shape[dim], full[dim])
-    if count is None or not _is_nearest(look, indices, full[dim], shape[dim]):
+    if count is None or not _is_nearest(index, indices, full[dim], shape[dim]):
         return None
     return rewriter.call("torch::repeat", x, dim=dim, count=count, shape=shape,
                          dtype=call.result[0][0])  # fmt: skip
@@ -123,27 +125,27 @@ def _multiple(length: int | str, size: int | str) -> int | None:
     return None
 
 
-def _is_nearest(look: Any, indices: Any, size: int | str, length: int | str) -> bool:
-    chosen = look.call(look.origin(indices)[0], "select_n")
+def _is_nearest(index: GraphIndex, indices: Any, size: int | str, length: int | str) -> bool:
+    chosen = index.call(index.origin(indices)[0], "select_n")
     row = indices if chosen is None else chosen.args[1]  # the other case is for negative indices
-    whole = look.call(look.origin(row)[0], "convert_element_type")
-    floor = None if whole is None else look.call(whole.args[0], "floor")
-    quotient = None if floor is None else look.call(floor.args[0], "div")
-    product = None if quotient is None else look.call(quotient.args[0], "mul")
-    middle = None if product is None else look.call(product.args[0], "add")
+    whole = index.call(index.origin(row)[0], "convert_element_type")
+    floor = None if whole is None else index.call(whole.args[0], "floor")
+    quotient = None if floor is None else index.call(floor.args[0], "div")
+    product = None if quotient is None else index.call(quotient.args[0], "mul")
+    middle = None if product is None else index.call(product.args[0], "add")
     if quotient is None or product is None or middle is None:
         return False
-    sizes = _size_of(look, product.args[1]), _size_of(look, quotient.args[1])
-    if sizes != (size, length) or look.number(middle.args[1]) != 0.5:
+    sizes = _size_of(index, product.args[1]), _size_of(index, quotient.args[1])
+    if sizes != (size, length) or index.number(middle.args[1]) != 0.5:
         return False
-    counted = look.call(middle.args[0])
+    counted = index.call(middle.args[0])
     for op, neutral in (("lax::add", 0), ("lax::mul", 1)):
-        if counted is not None and counted.op == op and look.number(counted.args[0]) == neutral:
-            counted = look.call(counted.args[1])
+        if counted is not None and counted.op == op and index.number(counted.args[0]) == neutral:
+            counted = index.call(counted.args[1])
     return counted is not None and counted.op == "lax::iota" and counted.result[0][1] == (length,)
 
 
-def _size_of(look: Any, value: Any) -> int | str | None:
+def _size_of(index: GraphIndex, value: Any) -> int | str | None:
     """Returns a number as a size."""
-    number = look.number(value)
-    return _start(look, value) if number is None else int(number) if number % 1 == 0 else None
+    number = index.number(value)
+    return _start(index, value) if number is None else int(number) if number % 1 == 0 else None
