@@ -112,6 +112,82 @@ def test_a_model_goes_with_its_ties_parameters_and_gradients() -> None:
     assert to_gpu(there)["a"].weight is new, "it is there already"
 
 
+def unusual(kind: str) -> Any:
+    """A tensor about which a batch has to ask more than about an ordinary one."""
+    import torch
+
+    w = torch.nn.Parameter(torch.randn(6, 4))
+    if kind == "attribute":
+        w.scale = torch.ones(3)  # type: ignore[attr-defined]
+    elif kind == "hook":
+        w.register_hook(lambda gradient: 2 * gradient)
+    elif kind == "gradient":
+        w.grad = torch.randn(6, 4)
+    elif kind == "history":
+        return 2 * w
+    elif kind == "conjugate":
+        return torch.randn(6, 4, dtype=torch.complex64).conj()
+    elif kind == "negative":
+        return torch._neg_view(torch.randn(6, 4))
+    elif kind == "slice":
+        return torch.randn(8, 4)[2:]
+    elif kind == "transposed":
+        return torch.nn.Parameter(torch.randn(4, 6).t())
+    elif kind == "inference":
+        with torch.inference_mode():
+            return torch.randn(6, 4)
+    elif kind == "subclass":
+        return type("Named", (torch.nn.Parameter,), {})(torch.randn(6, 4))
+    elif kind == "unsigned":
+        return torch.arange(24).to(torch.uint16)
+    else:
+        assert kind == "frozen"
+        w.requires_grad_(False)
+    return w
+
+
+KINDS = """attribute hook gradient history conjugate negative slice transposed inference
+subclass unsigned frozen"""
+
+
+@on_torch
+@pytest.mark.parametrize("kind", KINDS.split())
+def test_one_unusual_tensor_among_many_is_moved_as_alone(kind: str) -> None:
+    import torch
+
+    plain = [torch.nn.Parameter(torch.randn(n)) for n in range(1, 40)]
+    odd = unusual(kind)
+    *there, new = to_gpu([*plain, odd], strict=True)
+    assert all(type(x) is torch.nn.Parameter and x.requires_grad for x in there)
+    assert all(torch.equal(x.detach().cpu(), old) for x, old in zip(there, plain, strict=True))
+    assert (type(new), new.dtype, new.layout) == (type(odd), odd.dtype, odd.layout)
+    assert (new.is_leaf, new.requires_grad) == (odd.is_leaf, odd.requires_grad)
+    assert new.device.type == "cuda"
+    assert torch.equal(new.detach().cpu(), odd.detach().resolve_conj())
+    if kind == "attribute":
+        assert new.scale.device.type == "cuda"
+    elif kind == "gradient":
+        assert torch.equal(new.grad.cpu(), odd.grad)
+    elif kind == "hook":
+        new.sum().backward()
+        assert (new.grad == 2).all()
+    elif kind == "history":
+        assert new.grad_fn is not None
+
+
+@on_torch
+def test_parameters_move_as_tensors_while_a_gradient_is_taken() -> None:
+    import torch
+
+    layer = torch.nn.Linear(2, 2)
+
+    def loss(model: Any) -> Any:
+        return to_gpu(model, strict=True)(torch.ones(1, 2, device="cuda")).sum()
+
+    gradient = fmapper.grad(loss)(layer)
+    assert torch.equal(gradient.bias.cpu(), torch.ones(2))
+
+
 @on_torch
 def test_numpy_goes_to_the_backend_that_is_chosen() -> None:
     with fmapper.use_backend("torch"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,13 +13,15 @@ from fmapper import BatchError
 from fmapper_adapters.torch.arrays import parameters, pinned, wrappers
 from fmapper_adapters.torch.arrays import tensors as _host
 
+_requires_grad = attrgetter("requires_grad")
+
 
 def to_device(
     tensors: Sequence[torch.Tensor],
     device: torch.device,
     copied: dict[int, torch.Tensor] | None = None,
-) -> Iterator[torch.Tensor]:
-    """Yields copies on a device: parameters with gradients, autograd leaves as leaves.
+) -> Iterable[torch.Tensor]:
+    """Returns copies on a device: parameters with gradients, autograd leaves as leaves.
 
     A tensor with a history keeps it, as with `tensor.to(device)`. Tensors inside of tensors, and
     attributes of tensors, are moved with them.
@@ -32,6 +35,32 @@ def to_device(
         BatchError: A tensor could not be moved.
     """
     copied = {} if copied is None else copied
+    upwards = device.type != "cpu"
+    if _host.are_bare(tensors, upwards) and parameters.are_ordinary(tensors):
+        return _ordinary_to_device(tensors, device)
+    return _any_to_device(tensors, device, copied)
+
+
+def _ordinary_to_device(
+    tensors: Sequence[torch.Tensor], device: torch.device
+) -> list[torch.Tensor]:
+    """Moves tensors that need no question each."""
+    results = _cross(tensors, device)
+    grads = [tensor.grad for tensor in tensors]
+    owners = [at for at, grad in enumerate(grads) if grad is not None]
+    try:
+        moved = carry([grad for grad in grads if grad is not None], device)
+    except BatchError as error:
+        raise BatchError(owners[error.index]) from error.__cause__
+    for at, grad in zip(owners, moved, strict=True):
+        grads[at] = grad
+    parameters.replace_all(tensors, results, grads)
+    return results
+
+
+def _any_to_device(
+    tensors: Sequence[torch.Tensor], device: torch.device, copied: dict[int, torch.Tensor]
+) -> Iterator[torch.Tensor]:
     sources: list[torch.Tensor] = []
     owners: list[int] = []  # index of the tensor of each source
     for at, tensor in enumerate(() if _host.are_whole(tensors) else tensors):
@@ -106,10 +135,11 @@ def carry(
         BatchError: A tensor could not be copied.
     """
     upwards = device.type != "cpu"
+    if _host.are_bare(tensors, upwards) and not any(map(_requires_grad, tensors)):
+        return _cross(tensors, device)
     batch = [at for at, t in enumerate(tensors) if t.is_cpu == upwards and _is_bare(t)]
-    chosen = [tensors[at] for at in batch]
     try:
-        copies = pinned.upload(chosen, device) if upwards else pinned.download(chosen)
+        copies = _cross([tensors[at] for at in batch], device)
     except BatchError as error:
         raise BatchError(batch[error.index]) from error.__cause__
     results = dict(zip(batch, copies, strict=True))
@@ -124,6 +154,14 @@ def carry(
             except Exception as error:
                 raise BatchError(at) from error
     return [results[at] for at in range(len(tensors))]
+
+
+def _cross(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Copies strided tensors between the host and a device, without a history."""
+    with torch.no_grad():
+        if device.type != "cpu":
+            return pinned.upload(tensors, device)
+        return pinned.download(tensors)
 
 
 def _is_bare(tensor: Any) -> bool:

@@ -11,10 +11,13 @@ and `torch.save` writes all of it with each. `benchmarks/link.py` measures the s
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from operator import attrgetter
+from typing import Final
 
 import torch
 
@@ -25,6 +28,7 @@ UNDER_WAY: Final = 4  # pieces in flight: 32 MiB of pinned memory, however large
 SMALL: Final = 512 << 10  # bytes up to which tensors are copied together
 _FEW: Final = 4  # up to this count and size, pinned memory does not pay
 _LITTLE: Final = 4 << 20
+_TINY: Final = 16 << 10  # mean bytes up to which one thread packs tensors faster than several
 
 # Dtypes that are copied directly. Others are copied as integers: some kernels take a float16 by way
 # of float32, which changes the bits of a NaN, and some dtypes have no kernel.
@@ -35,6 +39,8 @@ _EXACT: Final = frozenset(
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Tensors = Sequence[torch.Tensor]
+_nbytes = attrgetter("nbytes")
+_address = torch.Tensor.data_ptr
 
 
 def upload(tensors: Tensors, device: torch.device) -> list[torch.Tensor]:
@@ -86,22 +92,28 @@ def _cross(
                 group[:] = [index]
                 results[index] = tensor.to(target, copy=True)
         else:
-            _fill(results, group, tensors, _Pieces(remote), send)
+            _fill(results, group, tensors, target, _Pieces(remote), send)
     except Exception as error:
         index = next((index for index in group if index not in results), group[0])
         results.clear()
         raise BatchError(index) from error.with_traceback(None)  # its frames hold tensors
-    return [results[index] for index in range(len(tensors))]
+    return list(map(results.__getitem__, range(len(tensors))))
 
 
-def _fill(results: Any, group: list[int], tensors: Tensors, pieces: _Pieces, send: Any) -> None:
+def _fill(
+    results: dict[int, torch.Tensor],
+    group: list[int],
+    tensors: Tensors,
+    target: torch.device,
+    pieces: _Pieces,
+    send: Callable[[_Pieces, Tensors, Tensors], None],
+) -> None:
     """Fills in the results; `group` always holds the indices of the tensors in flight."""
-    device = pieces.device if send is _send_up else torch.device("cpu")
     for group[:] in _groups(tensors):
         for index in group:
-            results[index] = torch.empty_like(tensors[index], device=device)
+            results[index] = torch.empty_like(tensors[index], device=target)
         # CUDA divides by the size of what it splits, so empty tensors are not sent.
-        if full := [i for i in group if tensors[i].numel()]:
+        if full := [index for index in group if tensors[index].nbytes]:
             send(pieces, [tensors[i] for i in full], [results[i] for i in full])
     pieces.finish()
 
@@ -114,19 +126,21 @@ def _is_plain(tensors: Tensors, remote: torch.device) -> bool:
 
 def _groups(tensors: Tensors) -> Iterator[list[int]]:
     """Yields the indices to transfer together: large tensors alone, small ones by dtype."""
-    packs: dict[torch.dtype, tuple[list[int], int]] = {}
+    sizes = list(map(_nbytes, tensors))
+    packs: dict[torch.dtype, list[int]] = {}
     for index, tensor in enumerate(tensors):
-        if tensor.nbytes > SMALL:
+        if sizes[index] > SMALL:
             yield [index]
-            continue
-        pack, nbytes = packs.get(tensor.dtype, ([], 0))
-        if nbytes + tensor.nbytes > PIECE:
-            yield pack
-            pack, nbytes = [], 0
-        pack.append(index)
-        packs[tensor.dtype] = pack, nbytes + tensor.nbytes
-    for pack, _ in packs.values():
-        yield pack
+        else:
+            packs.setdefault(tensor.dtype, []).append(index)
+    for pack in packs.values():
+        start = nbytes = 0
+        for stop, index in enumerate(pack):
+            nbytes += sizes[index]
+            if nbytes > PIECE:
+                yield pack[start:stop]
+                start, nbytes = stop, sizes[index]
+        yield pack[start:]
 
 
 class _Pieces:
@@ -166,13 +180,14 @@ class _Pieces:
 
 def _send_up(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
     if sources[0].nbytes <= SMALL:
-        flat = [_flat(_dense(source)) for source in sources]
-        sizes = [part.numel() for part in flat]
-        piece = pieces.allocate(flat[0].new_empty(sum(sizes), device="meta"))
-        torch.cat(flat, out=piece)
+        sources = _all_dense(sources)
+        places = _all_flat(results)
+        sizes = list(map(torch.Tensor.numel, places))
+        piece = pieces.allocate(places[0].new_empty(sum(sizes), device="meta"))
+        _pack(piece, sources)
         staged = torch.empty_like(piece, device=pieces.device)
         pieces.start(staged, piece)
-        torch.split_with_sizes_copy(staged, sizes, out=[_flat(result) for result in results])
+        torch.split_with_sizes_copy(staged, sizes, out=places)
         return
     ((source,), (result,)) = sources, results
     if source.is_pinned() and _is_dense(source) and not _is_lazy(source):
@@ -188,16 +203,53 @@ def _send_up(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
 def _send_down(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
     pieces.must_wait = True
     if sources[0].nbytes <= SMALL:
-        staged = torch.cat([_flat(_dense(source)) for source in sources])
+        staged = torch.cat(_all_flat(_all_dense(sources)))
         piece = pieces.allocate(staged)
-        flat = [_flat(result) for result in results]
-        sizes = [part.numel() for part in flat]
-        pieces.start(piece, staged, partial(torch.split_with_sizes_copy, piece, sizes, out=flat))
+        pieces.start(piece, staged, partial(_unpack, piece, results))
         return
     ((source,), (result,)) = sources, results
     for block, place in _blocks(source, result):
         piece = pieces.allocate(block)
         pieces.start(piece, block, partial(place.copy_, piece))
+
+
+def _pack(piece: torch.Tensor, sources: Tensors) -> None:
+    """Copies dense tensors of the host one after the other into a flat one."""
+    if piece.nbytes > _TINY * len(sources):
+        torch.cat(_all_flat(sources), out=piece)  # in torch's threads
+        return
+    sizes = list(map(_nbytes, sources))
+    _copy_bytes(
+        itertools.accumulate(sizes, initial=piece.data_ptr()), map(_address, sources), sizes
+    )
+
+
+def _unpack(piece: torch.Tensor, results: Tensors) -> None:
+    """Copies the parts of a flat tensor to dense ones, all on the host."""
+    if piece.nbytes > _TINY * len(results):
+        flat = _all_flat(results)
+        torch.split_with_sizes_copy(piece, list(map(torch.Tensor.numel, flat)), out=flat)
+        return
+    sizes = list(map(_nbytes, results))
+    _copy_bytes(
+        map(_address, results), itertools.accumulate(sizes, initial=piece.data_ptr()), sizes
+    )
+
+
+def _copy_bytes(to: Iterable[int], source: Iterable[int], sizes: Iterable[int]) -> None:
+    """Copies bytes between addresses, in a third of the time of a view of each tensor."""
+    deque(map(ctypes.memmove, to, source, sizes), 0)
+
+
+def _all_dense(tensors: Tensors) -> Tensors:
+    """Returns the tensors, of which those that are not dense or are lazy are dense copies."""
+    if (
+        all(map(torch.Tensor.is_contiguous, tensors))
+        and not any(map(torch.Tensor.is_neg, tensors))
+        and not any(map(torch.Tensor.is_conj, tensors))
+    ):
+        return tensors
+    return list(map(_dense, tensors))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -216,6 +268,13 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     if _is_lazy(tensor):
         tensor = tensor.resolve_conj().resolve_neg()
     return tensor if _is_dense(tensor) else tensor.clone()
+
+
+def _all_flat(tensors: Tensors) -> list[torch.Tensor]:
+    """Returns the elements of dense tensors of one dtype as `_flat` does."""
+    if tensors[0].dtype in _EXACT and all(map(torch.Tensor.is_contiguous, tensors)):
+        return [tensor if tensor.dim() == 1 else tensor.view(-1) for tensor in tensors]
+    return list(map(_flat, tensors))
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,10 @@ _FOREIGN = {
 _FOREIGN_NAMES = {
     name: (str(bits).removeprefix("torch."), dtype) for dtype, (bits, name) in _FOREIGN.items()
 }
+_NUMBERS = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.complex64, torch.complex128}
+)
 _nbytes = attrgetter("nbytes")
 _dtype = attrgetter("dtype")
 
@@ -136,6 +140,25 @@ def are_whole(tensors: Sequence[torch.Tensor]) -> bool:
             return False
         return all(map(torch.Tensor.is_contiguous, tensors))  # dense ones only
     except RuntimeError:  # sparse, or inside a transform
+        return False
+
+
+def are_bare(tensors: Sequence[torch.Tensor], is_cpu: bool) -> bool:
+    """Returns whether all tensors are whole, dense and not lazy, and on the CPU or not.
+
+    It asks one question at a time of all tensors, which takes a tenth of `has_memory`.
+    """
+    if not all(d in _NUMBERS or d.is_floating_point for d in set(map(_dtype, tensors))):
+        return False  # quantized, for example
+    try:
+        return (
+            are_whole(tensors)
+            and all(map(is_cpu.__eq__, map(attrgetter("is_cpu"), tensors)))
+            and not any(map(attrgetter("is_nested"), tensors))
+            and not any(map(torch.Tensor.is_neg, tensors))
+            and not any(map(torch.Tensor.is_conj, tensors))
+        )
+    except RuntimeError:  # inside a transform
         return False
 
 
