@@ -60,7 +60,11 @@ def train_in_jax(model, adapter, first, steps):
     state = adamw.init(adapter)
 
     def loss_of(adapter, model, tokens):
-        logits = adapter(model)(input_ids=tokens[:, :-1], use_cache=False)["logits"]
+        def run(params, tokens):
+            tuned = model.replace(params=params)
+            return tuned(input_ids=tokens, use_cache=False)["logits"]
+
+        logits = adapter.apply(run, model.params, tokens[:, :-1])
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
         return losses.mean()
 

@@ -247,20 +247,9 @@ class Optimizers(Framework):
         """Returns an array through which no gradient flows."""
         return array
 
-    def low_rank_sum(self, weight: Any, left: Any, right: Any) -> Any:
-        """Returns `weight + left @ right` in the form that models of `with_named` accept."""
-        return weight + left @ right
-
-    def with_named(self, model: Any, change: Callable[[Mapping[str, Any]], Any]) -> Any:
-        """Returns a copy of a model whose named parameters are replaced by those of `change`.
-
-        Raises:
-            StructureMismatchError: The model's parameters are not arrays by name.
-        """
-        raise StructureMismatchError(
-            f"{type(model).__name__} takes no LoRA adapter: pass its parameters "
-            "by name, such as dict(module.named_parameters()) or fmapper.state(model)."
-        )
+    def call_apart(self, function: Callable[..., Any], weights: Any, *args: Any) -> Any:
+        """Returns `function(weights, *args)`, if possible without sums of matrices in memory."""
+        return function(weights, *args)
 
     def attach_low_rank(
         self, model: Any, layers: Mapping[str, tuple[Any, Any]], others: Sequence[str]

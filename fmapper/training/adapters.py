@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fmapper.backends.compute import Optimizers
 from fmapper.backends.discovery import adapter_of
@@ -60,19 +60,12 @@ class LowRank:
         right = xp.reshape(self.a, (rank, -1))
         return (right.T, left.T) if self.is_transposed else (left, right)
 
-    def beside(self, weight: Any) -> Any:
-        """Returns a weight with the update beside it, where a model can take that; else in it."""
-        owner = adapter_of(weight)
-        if self.magnitude is None and len(weight.shape) == 2 and isinstance(owner, Optimizers):
-            return owner.low_rank_sum(weight, *self.factors())
-        return self.merge(weight)
-
     def merge(self, weight: Any, sign: int = 1) -> Any:
         """Returns a weight with the update in it, of its dtype; a sign of -1 takes that out."""
         xp = array_namespace(weight)
         left, right = self.factors()
         matrix = xp.reshape(weight, (left.shape[0], right.shape[1]))
-        made = xp.astype(matrix, self.a.dtype) + sign * (left @ right)
+        made = xp.astype(matrix, self.a.dtype) + sign * left @ right
         if self.magnitude is not None:
             axis = 0 if self.is_transposed else 1
             norm = xp.sqrt(xp.sum(made * made, axis=axis, keepdims=True))
@@ -121,27 +114,41 @@ class LoraAdapter:
     settings: str = "{}"
     rules: Rules | None = None
 
-    @overload
-    def __call__(self, params: Mapping[str, Any]) -> dict[str, Any]: ...
-    @overload
-    def __call__(self, params: T) -> T: ...
-    def __call__(self, params: Any) -> Any:
+    def __call__(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns parameters with the adapter merged into them; those that it does not name stay.
 
         Args:
             params: Arrays by name, of the adapter's framework; such as the `params` of a `JaxModel`
-                or `dict(module.named_parameters())`. Or a `JaxModel`: what is returned multiplies
-                with a matrix and with its update, one after the other. Training it takes no memory
-                for their sum, nor for a gradient of that.
+                or `dict(module.named_parameters())`.
 
         Raises:
             StructureMismatchError: The adapter names arrays that are not there, or of another
                 shape; lists all of them. An adapter is never left out.
         """
-        if isinstance(params, Mapping):
-            return self._apply(params, LowRank.merge)
-        change = LowRank.beside if self.rules is None else LowRank.merge
-        return _keeper(params).with_named(params, lambda arrays: self._apply(arrays, change))
+        if not isinstance(params, Mapping):
+            raise StructureMismatchError(
+                f"{type(params).__name__} takes no LoRA adapter: pass its parameters "
+                "by name, such as dict(module.named_parameters()) or fmapper.state(model)."
+            )
+        return self._apply(params, LowRank.merge)
+
+    def apply(self, function: Callable[..., T], params: Mapping[str, Any], *args: Any) -> T:
+        """Returns `function(self(params), *args)`, without merged matrices in memory in JAX.
+
+        A product with a matrix becomes one with it and one with its update. Weights that are used
+        otherwise, such as those of convolutions, and within `jax.lax.scan` and `jax.checkpoint`,
+        are merged, as are those of DoRA and those that rules join.
+
+        Args:
+            function: A function of the parameters by name and of `args`, which JAX traces.
+            params: Arrays by name, as for calling the adapter.
+            args: Trees of arrays.
+        """
+        owner = adapter_of(next(iter(params.values()), None))
+        if not isinstance(owner, Optimizers):
+            return function(self(params), *args)
+        merged = lambda weights, *args: function(weights[0](weights[1]), *args)  # noqa: E731
+        return cast("T", owner.call_apart(merged, (self, params), *args))
 
     def _apply(
         self, params: Mapping[str, Any], change: Change, bring: Bring = lambda array: array

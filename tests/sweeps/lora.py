@@ -95,10 +95,13 @@ def adapter_case(model: Any, inputs: Arrays, kind: str) -> Found:
     converted = fmapper.convert(plain, "jax", (), inputs)
     numbers, joined = split(arrays(inputs))
 
+    def tuned(params: Any, numbers: Any) -> Any:
+        return converted.replace(params=params).call((), joined(numbers))[0]
+
     def loss(adapter: Any, params: Any, numbers: Any) -> tuple[Any, Any]:
-        base = converted.replace(params=params)
-        tuned = base.replace(params=adapter(params)) if kind == "patterns" else adapter(base)
-        got = tuned.call((), joined(numbers))[0]
+        is_merged = kind == "patterns" or converted._code.concrete
+        given = adapter(params) if is_merged else params
+        got = tuned(given, numbers) if is_merged else adapter.apply(tuned, given, numbers)
         return loss_of(got, outputs), got
 
     run = jax.value_and_grad(loss, has_aux=True)

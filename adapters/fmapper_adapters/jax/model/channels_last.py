@@ -21,9 +21,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 
 from fmapper.programs import reshape_groups
+from fmapper_adapters.jax.equations import bind, evaluate, trace
 from fmapper_adapters.jax.model import conv_as_matmul
 
 Order = tuple[int, ...]
@@ -50,48 +50,20 @@ def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function to keep images channels-last between its operations."""
 
     def run(*args: Any) -> Any:
-        closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        leaves = jax.tree.leaves(args)
-        outputs = [_plain(x) for x in _evaluate(closed.jaxpr, closed.consts, leaves)]
-        return jax.tree.unflatten(jax.tree.structure(shape), outputs)
+        closed, tree = trace(function, *args)
+        outputs = evaluate(closed, jax.tree.leaves(args), _replace, Turned)
+        return jax.tree.unflatten(tree, map(_plain, outputs))
 
     return run
 
 
-def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    env.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        given = [read(atom) for atom in eqn.invars]
-        outputs = None
-        name = eqn.primitive.name
-        if name == "conv_general_dilated":
-            outputs = _convolve(eqn, given)
-        elif any(isinstance(x, Turned) for x in given):
-            if name in _INLINED:
-                inner = eqn.params["jaxpr"]
-                outputs = _evaluate(inner.jaxpr, inner.consts, given)
-            elif name in _RULES:
-                outputs = _RULES[name](eqn, given)
-        if outputs is None:
-            outputs = _bind(eqn, [_plain(x) for x in given], eqn.params)
-        env.update(zip(eqn.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-_INLINED = ("jit", "pjit")
-
-
-def _bind(eqn: Any, given: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    rest = eqn.primitive.get_bind_params(params)
-    functions, rest = rest if isinstance(rest, tuple) else ((), rest)  # older releases of JAX
-    with eqn.ctx.manager:
-        outputs = eqn.primitive.bind(*functions, *given, **rest)
-    return list(outputs) if eqn.primitive.multiple_results else [outputs]
+def _replace(eqn: Any, given: Sequence[Any]) -> Sequence[Any] | None:
+    outputs, name = None, eqn.primitive.name
+    if name == "conv_general_dilated":
+        outputs = _convolve(eqn, given)
+    elif name in _RULES and any(isinstance(x, Turned) for x in given):
+        outputs = _RULES[name](eqn, given)
+    return bind(eqn, [_plain(x) for x in given]) if outputs is None else outputs
 
 
 def _plain(x: Any) -> Any:
@@ -138,7 +110,7 @@ def _convolve(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
         y = conv_as_matmul.convolve(images, weight, places, **params)
     else:
         params["dimension_numbers"] = names._replace(lhs_spec=last, out_spec=last)
-        (y,) = _bind(eqn, (images, weight), params)
+        (y,) = bind(eqn, (images, weight), params)
     return [_turn(y, last)]
 
 
@@ -178,7 +150,7 @@ def _elementwise(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
     order = next((x.order for x in given if isinstance(x, Turned) and x.shape == shape), None)
     if order is None or any(len(_shape(x)) not in (0, len(shape)) for x in given):
         return None
-    outputs = _bind(eqn, [_lay(x, order) for x in given], eqn.params)
+    outputs = bind(eqn, [_lay(x, order) for x in given])
     return [_turn(y, order) for y in outputs]
 
 
@@ -200,7 +172,7 @@ def _drop(eqn: Any, given: Sequence[Any]) -> list[Any]:
     (x,) = given
     name = "axes" if "axes" in eqn.params else "dimensions"
     gone = tuple(sorted(x.order[i] for i in eqn.params[name]))
-    outputs = _bind(eqn, [x.array], {**eqn.params, name: gone})
+    outputs = bind(eqn, [x.array], {**eqn.params, name: gone})
     left = [place for place in x.order if place not in gone]
     ranks = sorted(left)
     return [_turn(y, tuple(map(ranks.index, left))) for y in outputs]
@@ -215,20 +187,20 @@ def _along_each(eqn: Any, given: Sequence[Any]) -> list[Any]:
     """Permutes parameters that have one entry per dimension."""
     x, *others = given
     if not isinstance(x, Turned):  # a padding value
-        return _bind(eqn, [_plain(y) for y in given], eqn.params)
+        return bind(eqn, [_plain(y) for y in given])
     back = _inverse(x.order)
     params = {
         name: tuple(value[i] for i in back) if name in _ALONG and value is not None else value
         for name, value in eqn.params.items()
     }
-    return [_turn(_bind(eqn, [x.array, *map(_plain, others)], params)[0], x.order)]
+    return [_turn(bind(eqn, [x.array, *map(_plain, others)], params)[0], x.order)]
 
 
 @_rule("concatenate")
 def _concatenate(eqn: Any, given: Sequence[Any]) -> list[Any]:
     order = next(x.order for x in given if isinstance(x, Turned))
     params = {**eqn.params, "dimension": order[eqn.params["dimension"]]}
-    return [_turn(_bind(eqn, [_lay(x, order) for x in given], params)[0], order)]
+    return [_turn(bind(eqn, [_lay(x, order) for x in given], params)[0], order)]
 
 
 @_rule("split", "rev")
@@ -239,7 +211,7 @@ def _at_axis(eqn: Any, given: Sequence[Any]) -> list[Any]:
         params["axis"] = x.order[params["axis"]]
     else:
         params["dimensions"] = tuple(x.order[i] for i in params["dimensions"])
-    return [_turn(y, x.order) for y in _bind(eqn, [x.array], params)]
+    return [_turn(y, x.order) for y in bind(eqn, [x.array], params)]
 
 
 @_rule("reshape")

@@ -15,7 +15,6 @@ import numpy as np
 from fmapper import FmapperError, ProgramInputError
 from fmapper.programs import Call, Input, Program
 from fmapper_adapters.jax.arrays import few_bits
-from fmapper_adapters.jax.arrays.low_rank import LowRankSum, merge_parts
 from fmapper_adapters.jax.arrays.packed import PackedArray, blocks_of, in_order
 from fmapper_adapters.jax.arrays.sharding import count_devices
 from fmapper_adapters.jax.aten import types
@@ -45,8 +44,6 @@ def run_program(  # static_argnums goes by position
     code.check_width()
     given, static = iter(arrays), iter(numbers)
     is_plain = observe is not None or code.concrete
-    if is_plain or count_devices(jax.tree.leaves((params, arrays))) > 1:
-        params = tuple(map(merge_parts, params))
     params, counts = _arrange(code, params, is_plain=is_plain)
     named = {"parameter": iter(params), "buffer": iter(buffers)}
     inputs = []
@@ -58,10 +55,8 @@ def run_program(  # static_argnums goes by position
         elif spec.kind == "constant":
             array = code.constants[str(spec.target)]
             inputs.append(jnp.asarray(narrow_ints.narrow(array, f"{program.name}: {spec.target}")))
-        elif isinstance(held := next(named[spec.kind]), LowRankSum):
-            inputs.append(held)
         else:
-            held = few_bits.in_bytes(held)
+            held = few_bits.in_bytes(next(named[spec.kind]))
             array = narrow_ints.narrow(held, f"{program.name}: {spec.target}")
             inputs.append(jnp.asarray(array))
     graph, lowerings = program.graph, code.lowerings
@@ -161,21 +156,16 @@ def run_compiled(
     def keep(results: Results) -> Results:
         """Keeps the sharding of arrays that the program changes, and of outputs like weights."""
         names = code.names["parameter"] + code.names["buffer"]
-        state = dict(zip(names, map(_as_divided, (*params, *buffers)), strict=True))
+        state = dict(zip(names, map(blocks_of, (*params, *buffers)), strict=True))
         places = {int(i.target): at for at, i in enumerate(_array_inputs(code))}
         changed = {name: state.get(name) for name in results[1]}
         inputs = {place: users[places[place]] for place in results[2]}
-        weights = dict(zip(code.names["parameter"], map(_as_divided, params), strict=True))
+        weights = dict(zip(code.names["parameter"], map(blocks_of, params), strict=True))
         outputs = meshes.output_axes(code.output_dimensions, weights)
         return outputs, changed, inputs, None
 
     result: Results = meshes.run(run, arrays, batch=users, keep=keep)
     return result
-
-
-def _as_divided(array: Any) -> Any:
-    """Returns the array that carries the sharding of a parameter."""
-    return blocks_of(array.weight if isinstance(array, LowRankSum) else array)
 
 
 def _array_inputs(code: StaticProgram) -> list[Input]:

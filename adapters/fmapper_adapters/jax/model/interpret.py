@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from fmapper.programs import Call, DType, Graph, Lowering, Ref
-from fmapper_adapters.jax.arrays.low_rank import LowRankSum
 from fmapper_adapters.jax.aten import types
 
 Observer = Callable[[Call, Any], None]
@@ -54,7 +53,6 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
     env = dict(zip(graph.inputs, inputs, strict=True))
     dead = graph.last_uses()
     away = {name for name, value in env.items() if _is_on_host(value)}
-    sums = {name for name, value in env.items() if isinstance(value, LowRankSum)}
 
     def resolve(value: Any) -> Any:
         if isinstance(value, Ref):
@@ -74,10 +72,6 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
         for name in away.intersection(call.refs()) if away else ():
             env[name] = jax.device_put(env[name], _Space.Device)
             away.remove(name)
-        for name in sums.intersection(call.refs()) if sums else ():
-            if not _multiplies(call, name):
-                env[name] = env[name].merge()
-                sums.remove(name)
         try:
             kwargs = {key: resolve(value) for key, value in call.kwargs.items()}
             if lowering.random:
@@ -95,19 +89,7 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
             run.observe(call, env[call.name])
         for name in dead.get(call.name, ()):
             del env[name]
-    for name in sums & env.keys():
-        env[name] = env[name].merge()
     return resolve(graph.outputs)
-
-
-_FACTORS = {"aten::linear": 1, "aten::addmm": 2}  # which argument may be a `LowRankSum`
-
-
-def _multiplies(call: Call, name: str) -> bool:
-    """Returns whether a call uses a value only as a factor of a matrix product."""
-    factor = _FACTORS.get(call.op.partition(".")[0])
-    uses = [at for at, x in enumerate(call.args) if isinstance(x, Ref) and x.name == name]
-    return uses == [factor] and not call.kwargs
 
 
 def is_check(call: Call) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -65,20 +65,11 @@ class JaxOptimizers(Optimizers):
         """Returns `jax.lax.stop_gradient` of an array."""
         return jax.lax.stop_gradient(array)
 
-    def low_rank_sum(self, weight: Any, left: Any, right: Any) -> Any:
-        """Returns a `LowRankSum`, which a `JaxModel` takes among its `params`."""
-        from fmapper_adapters.jax.arrays.low_rank import LowRankSum
+    def call_apart(self, function: Callable[..., Any], weights: Any, *args: Any) -> Any:
+        """Returns the result of a function that multiplies with updates apart."""
+        from fmapper_adapters.jax.training.products import call_apart
 
-        return LowRankSum(weight, left, right)
-
-    def with_named(self, model: Any, change: Callable[[Mapping[str, Any]], Any]) -> Any:
-        """Returns a `JaxModel` with other `params`; another adapter is merged into them before."""
-        if not isinstance(getattr(model, "params", None), dict):
-            return super().with_named(model, change)
-        from fmapper_adapters.jax.arrays.low_rank import merge_parts
-
-        params = {name: merge_parts(array) for name, array in model.params.items()}
-        return model.replace(params=change(params))
+        return call_apart(function, weights, *args)
 
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
         """Returns a transformation and its state."""

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fmapper_adapters.jax.arrays.low_rank import LowRankSum
 from fmapper_adapters.jax.aten.table import dimensions, lowering
 from fmapper_adapters.jax.aten.types import cast, category, dtype_of, promote, promote_arrays, wide
 
@@ -26,9 +25,6 @@ def of_one_dtype(x: Any, *others: Any) -> tuple[Any, ...]:
 @lowering("aten::linear", dims=dimensions.linear)
 def linear(x: Any, weight: Any, bias: Any = None) -> jax.Array:
     """Computes `x @ weight.T + bias`, weight of shape (out, in) or (in,)."""
-    if isinstance(weight, LowRankSum):
-        product = weight.after(x, linear(x, weight.weight), transposes=True)
-        return product if bias is None else product + cast(bias, product.dtype)
     x, weight = of_one_dtype(x, weight)
     dims = (((x.ndim - 1,), (weight.ndim - 1,)), ((), ()))
     y = jax.lax.dot_general(x, weight, dims)
@@ -71,8 +67,6 @@ def outer(x: Any, y: Any) -> jax.Array:
 @lowering("aten::addmm", "aten::baddbmm", "aten::addmv", dims=dimensions.addmm)
 def addmm(bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
     """Computes `beta * bias + alpha * (x @ y)`; for `beta=0` NaN in the bias is ignored."""
-    if isinstance(y, LowRankSum):
-        return y.after(x, addmm(bias, x, y.weight), transposes=False)
     return _blend(bias, matmul(x, y), beta, alpha)
 
 
