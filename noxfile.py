@@ -229,7 +229,7 @@ def simulated(session: nox.Session) -> None:
     for mode, seed in [("late", 0), *(("random", seed) for seed in range(seeds))]:
         order = {"SIMULATED_GPU_MODE": mode, "SIMULATED_GPU_SEED": str(seed)}
         session.run(*python, "tests", env={**env, **order})
-    mistakes = ("pieces", "event", "buffer", "stream", "handover")
+    mistakes = ("pieces", "event", "buffer", "stream", "handover", "arrival", "begin")
     for mistake in mistakes:
         session.run(
             *(*python, "-x", "tests/moves/test_link.py", "tests/moves/test_loader.py"),

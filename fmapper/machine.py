@@ -1,12 +1,28 @@
-"""The host: the name of its processor, and its memory."""
+"""The host: its processor, and its memory."""
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_MAX_THREADS = 8  # more do not use more of the memory's bandwidth
+_SMALL = 32 << 10  # bytes of pages that are not worth a call
+# Arguments of Linux's `madvise`. Python has no name for the last, which needs Linux 5.14.
+_HUGE, _NOT_HUGE, _POPULATE_WRITE = 14, 15, 23
+_HUGE_PAGE = 2 << 20  # bytes
+_AT_HAND = 2e9  # bytes a second; small pages are mapped at 3e9, huge ones at 15e9, or at 0.4e9
+_FIRST_PAUSE, _LONGEST_PAUSE = 64 << 20, 1 << 30  # bytes of small pages before the next attempt
 _ROOT = Path("/")
 
 
@@ -91,3 +107,111 @@ def _number(path: Path) -> int | None:
 
 def _kibibytes(text: str | None) -> int | None:
     return None if text is None else int(text.split()[0]) * 1024
+
+
+def threads_for_memory() -> int:
+    """Returns how many threads to use for memory: one per core of this process, up to 8."""
+    if hasattr(os, "sched_getaffinity"):  # not available on macOS and Windows
+        return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    return min(_MAX_THREADS, os.cpu_count() or 1)
+
+
+class HugePages:
+    """Decides whether to map huge pages, by how long the last ones took.
+
+    They are five times as fast as small ones, except on a virtual machine that returns free memory
+    to its host: there the host has to provide them again, at an eighth of the speed, while small
+    pages come from the memory that the machine has kept. After a slow one, small pages are used for
+    a while, twice as long each time.
+    """
+
+    def __init__(self) -> None:
+        self.skip = 0  # bytes to map in small pages before huge ones are tried again
+        self.pause = _FIRST_PAUSE
+
+    def are_due(self, nbytes: int) -> bool:
+        """Returns whether to map the next bytes in huge pages; if not, they count as skipped."""
+        if self.skip <= 0:
+            return True
+        self.skip -= nbytes
+        return False
+
+    def came(self, nbytes: int, seconds: float) -> bool:
+        """Records how long huge pages took; returns whether to continue with them."""
+        if nbytes >= _AT_HAND * seconds:
+            self.pause = _FIRST_PAUSE
+            return True
+        self.skip = self.pause
+        self.pause = min(2 * self.pause, _LONGEST_PAUSE)
+        return False
+
+
+_huge_pages = HugePages()
+
+
+def populate(part: Array, of: Array | None = None, huge: HugePages = _huge_pages) -> None:
+    """Asks the system to map the pages of an array at once, before they are written.
+
+    Mapping them one by one on the first write makes reading a file a fifth slower.
+
+    Args:
+        part: The array that is written next, in C order.
+        of: The new array that contains `part`; huge pages may reach beyond the piece, but not
+            beyond this array. `part` itself if None.
+        huge: The policy for huge pages.
+    """
+    populate_range(_bounds(part), _bounds(part if of is None else of), huge)
+
+
+def populate_range(
+    part: tuple[int, int], of: tuple[int, int], huge: HugePages = _huge_pages
+) -> None:
+    """Does the same for memory by its first and last addresses; see `populate`."""
+    advise = _madvise()
+    (start, stop), (low, high) = part, of
+    if advise is None or stop - start < _SMALL:
+        return
+    import mmap
+
+    first = max(start // _HUGE_PAGE, -(-low // _HUGE_PAGE)) * _HUGE_PAGE
+    last = min(-(-stop // _HUGE_PAGE), high // _HUGE_PAGE) * _HUGE_PAGE
+    if first < last and huge.are_due(last - first):
+        _populate_huge(advise, first, last, huge)
+    start = start // mmap.PAGESIZE * mmap.PAGESIZE
+    advise(start, stop - start, _POPULATE_WRITE)  # older systems refuse, which does no harm
+
+
+def _populate_huge(
+    advise: Callable[[int, int, int], int], first: int, last: int, huge: HugePages
+) -> None:
+    """Maps huge pages one by one, until one is slow; the rest are small pages."""
+    if advise(first, last - first, _HUGE):
+        return
+    for start in range(first, last, _HUGE_PAGE):
+        began = time.perf_counter()
+        if advise(start, _HUGE_PAGE, _POPULATE_WRITE):
+            return
+        if not huge.came(_HUGE_PAGE, time.perf_counter() - began):
+            if start + _HUGE_PAGE < last:
+                advise(start + _HUGE_PAGE, last - start - _HUGE_PAGE, _NOT_HUGE)
+            return
+
+
+def _bounds(array: Array) -> tuple[int, int]:
+    start = array.ctypes.data
+    return start, start + array.nbytes
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """Returns `madvise` of the C library, because Python's holds the GIL."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    try:
+        call = ctypes.CDLL(None).madvise
+    except (AttributeError, OSError):  # linked statically
+        return None
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return call

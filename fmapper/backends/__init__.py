@@ -5,6 +5,7 @@ and `Optimizers`, or from `Adapter`, which combines the first four; it is found 
 point group `fmapper.adapters` or `register_adapter`. Docs: "Add a framework".
 
     arrays      what arrays are, and how they move
+    framework   the base of the facets; arrays that are read from files
     nodes       which classes are nodes
     node_type   how nodes are flattened, and what moves and transforms need to know of them
     compute     kernels, transformations, compiled calls; optimizers
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fmapper.backends.compute import Compute, Counts, Observation, Optimizers, is_gradient
     from fmapper.backends.discovery import get_adapter, register_adapter, unregister_adapter
     from fmapper.backends.equality import equals
+    from fmapper.backends.framework import Reader
     from fmapper.backends.meshes import Box, Meshes, Packed, PackedAxes, Spec
     from fmapper.backends.models import Adapter, Models
     from fmapper.backends.node_type import Aside, NodeType
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         unflatten,
     )
     from fmapper.backends.undeclared import holds_arrays
+    from fmapper.machine import populate_range, threads_for_memory
     from fmapper.progress import step
     from fmapper.tracebacks import shorten_traceback
     from fmapper.tree.keypath import BoxKey
@@ -69,6 +72,7 @@ __all__ = [
     "Packed",
     "PackedAxes",
     "PyTreeRules",
+    "Reader",
     "Spec",
     "Static",
     "at_end",
@@ -79,9 +83,11 @@ __all__ = [
     "is_dynamic",
     "is_gradient",
     "like",
+    "populate_range",
     "register_adapter",
     "shorten_traceback",
     "step",
+    "threads_for_memory",
     "unflatten",
     "unregister_adapter",
     "warn",
@@ -96,8 +102,10 @@ _PLACES = {
     "fmapper.backends.nodes": "Nodes",
     "fmapper.backends.discovery": "get_adapter register_adapter unregister_adapter",
     "fmapper.backends.equality": "equals",
+    "fmapper.backends.framework": "Reader",
     "fmapper.backends.registries": "Constant PyTreeRules Static is_dynamic unflatten flatten",
     "fmapper.backends.undeclared": "holds_arrays",
+    "fmapper.machine": "populate_range threads_for_memory",
     "fmapper.progress": "step",
     "fmapper.tracebacks": "shorten_traceback",
     "fmapper.tree.keypath": "BoxKey",

@@ -86,8 +86,8 @@ class Exchange:
     """Arrays on their way from one backend to another.
 
     Attributes:
-        data: NumPy arrays on the host (bfloat16 and float8 as in ml_dtypes), or, if `device` is
-            set, objects with `__dlpack__` on that device.
+        data: NumPy arrays on the host (bfloat16 and float8 as in ml_dtypes), among them `Reader`s
+            for a target that `reads`; or, if `device` is set, objects with `__dlpack__` there.
         private: The indices of those that do not share memory with the exported array. Nobody else
             holds that memory, unless it is read-only.
         frozen: Nobody can ever write to the memory of the others; host arrays on it are read-only.
@@ -137,8 +137,6 @@ class Arrays(Framework):
             share arrays whose memory nobody can write to.
         order: The memory order in which it takes host arrays: `K` for that of the source, `C` for
             row by row.
-        portion: How many bytes to `export` at a time if it allocates memory for them; None for no
-            limit.
         takes_host_arrays: Its functions take NumPy arrays, too.
         keeps_of_a_gpu: How much GPU memory it reserves, and the setting that reserves less, in
             words.
@@ -154,7 +152,6 @@ class Arrays(Framework):
     frozen: ClassVar[bool] = False
     read_only: ClassVar[bool] = False
     order: ClassVar[Literal["K", "C"]] = "K"
-    portion: ClassVar[int | None] = None
     takes_host_arrays: ClassVar[bool] = False
     keeps_of_a_gpu: ClassVar[str] = ""
     widened_by: ClassVar[str] = ""

@@ -17,13 +17,15 @@ from fmapper.checkpoints.formats.writer import in_order
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.stored import StoredArray, exact_reads
 from fmapper.errors import BatchError, DeviceUnavailableError
-from fmapper.moves.host_copy import host_buffers, populate, threads_for_memory
+from fmapper.machine import populate, threads_for_memory
+from fmapper.moves.host_copy import host_buffers
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 DISK = Device("file", "cpu")
 _PIECE = 8 << 20  # bytes that one thread reads at a time
+_PORTION = 256 << 20  # bytes in host memory on the way to a device
 # The arrays that are read ahead, by identity.
 _ahead: ContextVar[dict[int, Future[Any]] | None] = ContextVar("ahead", default=None)
 
@@ -33,7 +35,6 @@ class FileAdapter(Arrays):
 
     name: ClassVar[str] = "file"
     host_only: ClassVar[bool] = True
-    portion: ClassVar[int | None] = 256 << 20
     array_types: ClassVar[tuple[type, ...]] = (LazyArray,)
 
     def is_array_type(self, cls: type) -> bool:
@@ -72,12 +73,14 @@ class FileAdapter(Arrays):
         return arrays
 
     def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
-        """Reads the arrays into memory of their own, several at once."""
-        results: list[Any] = [None] * len(arrays)
+        """Reads the arrays into memory of their own, several at once, unless the target does."""
         reads = _reads_ahead(arrays)
-        plain = [
-            (at, a) for at, a in enumerate(arrays) if isinstance(a, StoredArray) and at not in reads
-        ]
+        stored = {
+            at: a for at, a in enumerate(arrays) if isinstance(a, StoredArray) and at not in reads
+        }
+        is_read = _is_reading(target)
+        results: list[Any] = [stored.get(at) if is_read else None for at in range(len(arrays))]
+        plain = [] if is_read else list(stored.items())
         buffers = host_buffers([(a.shape, a.dtype) for _, a in plain])
         work: list[Callable[[], None]] = []
         for (at, array), buffer in zip(plain, buffers, strict=True):
@@ -91,6 +94,11 @@ class FileAdapter(Arrays):
         for at, read in reads.items():
             results[at] = _result(at, read)
         return Exchange(results, private=range(len(arrays)))
+
+    def portion(self, arrays: Sequence[Any], target: Device | None) -> int | None:
+        """Returns no limit if the target reads all arrays."""
+        is_read = target is not None and _is_reading(target)
+        return None if is_read and all(isinstance(a, StoredArray) for a in arrays) else _PORTION
 
     def read_box(self, array: Any, box: Sequence[tuple[int, int]]) -> Any:
         """Reads only a box of the array, such as the shard of this process."""
@@ -133,6 +141,11 @@ def read_ahead(arrays: Iterable[LazyArray]) -> Iterator[None]:
     finally:
         _ahead.reset(token)
         pool.shutdown(cancel_futures=True)
+
+
+def _is_reading(target: Device) -> bool:
+    """Returns whether a backend reads files into the memory of its device."""
+    return target != HOST and get_adapter(target.backend, Arrays).reads(target)
 
 
 def _read_whole(array: StoredArray, buffer: Any) -> Any:

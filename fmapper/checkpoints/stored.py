@@ -117,6 +117,18 @@ class StoredArray(LazyArray):
                     self._read_part(handle, rows, part)
                     copy_into(out[place], rows)
 
+    @property
+    def extent(self) -> tuple[str, int]:
+        """The file and the offset in it."""
+        return str(self.file.path), self.offset
+
+    def read_bytes(self, out: memoryview, start: int) -> None:
+        """Fills a buffer with the bytes from `start` on."""
+        with self.file.handle() as handle:
+            self.file.read_into(handle, out, self.offset + start)
+        if self.dtype.kind == "b":
+            self._check_bools(out)
+
     def read_into(self, out: Any, box: Box) -> None:
         """Reads a part into a C-contiguous array of its shape."""
         if not out.size:
@@ -126,7 +138,13 @@ class StoredArray(LazyArray):
 
     def _read_part(self, handle: int, out: Any, box: Box) -> None:
         self._gather(handle, out, box, self.offset)
-        if self.dtype.kind == "b" and (out.view("u1") > 1).any():
+        if self.dtype.kind == "b":
+            self._check_bools(out)
+
+    def _check_bools(self, values: Any) -> None:
+        import numpy as np
+
+        if (np.asarray(values).view("u1") > 1).any():
             raise CheckpointError(f"{self.file.path}: a bool is neither true nor false")
 
     def _gather(self, handle: int, out: Any, box: Box, offset: int) -> None:

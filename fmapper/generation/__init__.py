@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from fmapper.generation.generation import Generation
     from fmapper.generation.generator import Generated, Generator
     from fmapper.generation.prompts import Prompts
-    from fmapper.moves.host_copy import threads_for_memory
 
 __all__ = [
     "Decoding",
@@ -25,7 +24,6 @@ __all__ = [
     "Generator",
     "Prompts",
     "read_config",
-    "threads_for_memory",
 ]
 
 _PLACES = {
@@ -33,6 +31,5 @@ _PLACES = {
     "fmapper.generation.generation": "Generation",
     "fmapper.generation.generator": "Generated Generator",
     "fmapper.generation.prompts": "Prompts",
-    "fmapper.moves.host_copy": "threads_for_memory",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

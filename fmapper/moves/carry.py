@@ -251,11 +251,14 @@ def _with_ties(batch: _Batch, copy: bool | None) -> list[Any]:
 
 def _move(batch: _Batch, copy: bool | None) -> list[Any]:
     """Moves arrays; lazy ones are read in portions."""
-    portion = batch.source.portion
-    if portion is None or batch.source is batch.target:
+    if batch.source is batch.target:
+        return _move_at_once(batch, copy)
+    portion = batch.source.portion(batch.arrays, None if batch.is_cast else batch.device)
+    if portion is None:
         return _move_at_once(batch, copy)
     results: list[Any] = []
-    for ats in _portions(list(map(batch.source.nbytes, batch.arrays)), portion):
+    sizes = list(map(batch.source.nbytes, batch.arrays))
+    for ats in _portions(sizes, portion):
         results += _move_at_once(batch.part(ats), copy)
     return results
 

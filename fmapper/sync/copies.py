@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fmapper.checkpoints.dense import copy_into, scratch
 from fmapper.checkpoints.lazy_operations import Cast, Offset
 from fmapper.errors import LossyCastError
-from fmapper.moves.host_copy import ALIGNMENT, copy_all, host_buffers, populate
+from fmapper.machine import populate
+from fmapper.moves.host_copy import ALIGNMENT, copy_all, host_buffers
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fmapper.checkpoints.formats.writer import in_order
 from fmapper.errors import CheckpointError
-from fmapper.moves.host_copy import threads_for_memory
+from fmapper.machine import threads_for_memory
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fmapper.moves import host_copy
-from fmapper.moves.host_copy import ALIGNMENT, HugePages, host_buffers, populate
+from fmapper import machine
+from fmapper.machine import HugePages, populate
+from fmapper.moves.host_copy import ALIGNMENT, host_buffers
 
 
 def test_memory_for_what_is_read_is_private_and_aligned(monkeypatch):
@@ -65,13 +66,13 @@ def test_huge_pages_are_left_for_a_while_when_they_are_slow():
 def test_huge_pages_lie_within_the_array_that_is_filled(monkeypatch, seconds):
     page, calls = 2 << 20, []
     clock = iter(np.arange(0, 1000, seconds).tolist())
-    monkeypatch.setattr(host_copy.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(host_copy, "_madvise", lambda: lambda *given: calls.append(given) and 0)
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(machine, "_madvise", lambda: lambda *given: calls.append(given) and 0)
     (whole,) = host_buffers([((40 << 20,), "u1")])
     start = -(-whole.ctypes.data // page) * page
     array = whole[start - whole.ctypes.data + 4096 :][: 20 << 20]  # from one page after `start`
     for at in (0, 8 << 20, 16 << 20):
-        host_copy.populate(array[at : at + (8 << 20)], array, HugePages())
+        machine.populate(array[at : at + (8 << 20)], array, HugePages())
     ranges = {
         advice: [(a - start, a - start + n) for a, n, given in calls if given == advice]
         for advice in (14, 15, 23)
@@ -92,8 +93,8 @@ def test_huge_pages_lie_within_the_array_that_is_filled(monkeypatch, seconds):
 
 def test_memory_is_brought_nowhere_else(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    host_copy._madvise.cache_clear()
+    machine._madvise.cache_clear()
     try:
-        assert host_copy.populate(np.zeros(1 << 20)) is None
+        assert machine.populate(np.zeros(1 << 20)) is None
     finally:
-        host_copy._madvise.cache_clear()
+        machine._madvise.cache_clear()

@@ -5,8 +5,12 @@ layouts, not order. What needs streams is marked `gpu`.
 """
 
 import threading
+import types
 import weakref
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from typing import ClassVar
 
@@ -15,10 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmapper import BatchError
+from fmapper.backends import threads_for_memory
 
 torch = pytest.importorskip("torch")
 
 _link = pytest.importorskip("fmapper_adapters.torch.arrays.pinned")
+_streaming = pytest.importorskip("fmapper_adapters.torch.arrays.streaming")
 
 CPU = torch.device("cpu")
 NAMES = """bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64
@@ -207,6 +213,85 @@ def test_complex_halves(go, on_host):
     made = [values(torch.int32, n).view(torch.complex32) for n in (1, 40, 40, 5000)]
     expected = [tensor.view(torch.int32).tolist() for tensor in made]
     assert [result.view(torch.int32).tolist() for result in go(made)] == expected
+
+
+class HostWorkers(_streaming.Workers):
+    """Threads between two places of host memory, where a copy is done when it returns."""
+
+    def __init__(self, device):
+        self.device, self._is_inference, self._jobs = device, False, deque()
+        self._pool = ThreadPoolExecutor(2)
+
+    def wait(self): ...
+
+
+@pytest.fixture
+def host_workers(monkeypatch):
+    """Threads where there is no device, and pieces of 4 KiB."""
+    monkeypatch.setattr(_streaming, "Workers", HostWorkers)
+    monkeypatch.setattr(_streaming, "PIECE", 1 << 12)
+    pageable = partial(torch.empty, dtype=torch.uint8)
+    monkeypatch.setattr(_streaming, "_pinned_bytes", pageable)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_downloads_by_several_threads(layout, on_host, host_workers, monkeypatch):
+    monkeypatch.setattr(_link, "_workers", lambda *_: HostWorkers(CPU))
+    fetched = []
+
+    def fetch(*given):
+        fetched.append(given)
+        _streaming.fetch(*given)
+
+    monkeypatch.setattr(_link, "fetch", fetch)
+    cross(_link.download, [a_tensor(layout, dtype, n) for dtype in DTYPES for n in (7, 5000)])
+    if layout in ("contiguous", "vector", "transposed", "channels_last", "permuted", "row slice"):
+        assert len(fetched) > len(DTYPES)
+
+
+class Stored:
+    """An array as a file has it."""
+
+    def __init__(self, tensor, at=0):
+        self.shape, self.dtype = (
+            tuple(tensor.shape),
+            types.SimpleNamespace(name=str(tensor.dtype)[6:]),
+        )
+        self.nbytes, self.bytes, self.extent = tensor.nbytes, bits(tensor), ("file", at)
+
+    def read_bytes(self, out, start):
+        if self.bytes is None:
+            raise OSError("the disk is gone")
+        assert len(out) <= max(_streaming.PIECE, self.nbytes - start)
+        out[:] = self.bytes[start : start + len(out)]
+
+
+def test_files_are_read_into_the_memory_of_a_device(host_workers):
+    tensors = [values(dtype, *shape) for dtype in DTYPES
+               for shape in ((), (3, 5), (0, 2), (700,), (40, 400))]  # fmt: skip
+    order = torch.randperm(len(tensors)).tolist()
+    results = _streaming.fill([Stored(x, at) for x, at in zip(tensors, order, strict=True)], CPU)
+    agree(results, tensors, list(map(bits, tensors)))
+    assert _streaming.fill([], CPU) == []
+
+
+@pytest.mark.parametrize("n", [3, 4000])
+def test_a_file_that_fails_names_the_array_and_leaves_nothing(n, host_workers, monkeypatch):
+    stored = [Stored(values(torch.float32, size), at) for at, size in enumerate((5, n, 9000))]
+    stored[1].bytes = None
+    alive, empty = [], torch.empty
+
+    def watched(*given, **options):
+        result = empty(*given, **options)
+        alive.append(weakref.ref(result))
+        return result
+
+    monkeypatch.setattr(torch, "empty", watched)
+    with pytest.raises(BatchError) as caught:
+        _streaming.fill(stored, CPU)
+    assert caught.value.index == 1
+    assert isinstance(caught.value.__cause__, OSError)
+    assert [ref() for ref in alive] == [None] * len(alive)  # while the error is held
 
 
 @BOTH
@@ -425,6 +510,40 @@ def test_cuda_a_failure_leaves_no_memory_allocated(cuda):
 
 
 @pytest.mark.gpu("torch")
+@pytest.mark.parametrize("inference", [False, True])
+def test_cuda_downloads_by_several_threads(cuda, small_pieces, monkeypatch, inference):
+    monkeypatch.setattr(_link, "_MUCH", 1)
+    with torch.inference_mode(inference), torch.cuda.stream(torch.cuda.Stream(cuda)):
+        for _ in range(5):
+            sources = [torch.zeros(n, device=cuda) for n in (5, 5, 300, 100_000, 20_000)]
+            busy(cuda, 20_000_000)
+            for tensor in sources:
+                tensor.add_(3)
+            results = _link.download(sources)
+            for tensor in sources:
+                tensor.zero_()
+            assert all((result == 3).all() for result in results)
+
+
+@pytest.mark.gpu("torch")
+def test_cuda_reads_files_for_the_current_stream(cuda, monkeypatch):
+    monkeypatch.setattr(_streaming, "PIECE", 1 << 12)
+    tensors = [values(torch.uint8, n) for n in (1, 7, 300, 3000, 100_000, 30)]
+    stored = [Stored(x, at) for at, x in enumerate(tensors)]
+    with torch.cuda.stream(torch.cuda.Stream(cuda)):
+        for _ in range(5):
+            garbage = [torch.full_like(x, 7, device=cuda) for x in tensors]
+            busy(cuda, 20_000_000)
+            for tensor in garbage:
+                tensor.mul_(2)  # still queued when its memory is given out again
+            del garbage, tensor
+            results = _streaming.fill(stored, cuda)
+            sums = [result.sum() for result in results]
+            assert all(torch.equal(x.cpu(), y) for x, y in zip(results, tensors, strict=True))
+            assert [int(x) for x in sums] == [int(x.sum()) for x in tensors]
+
+
+@pytest.mark.gpu("torch")
 def test_cuda_pinned_memory_is_bounded(cuda):
     source = torch.ones(96 << 20)
     if not hasattr(torch._C, "_cuda_resetPeakHostMemoryStats"):
@@ -435,7 +554,7 @@ def test_cuda_pinned_memory_is_bounded(cuda):
     down = _link.download(results)
     peak = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
     assert peak > 0  # `before` has what earlier copies have not given back yet
-    assert peak - before <= 2 * (_link.UNDER_WAY + 1) * _link.PIECE
+    assert peak - before <= 2 * max(_link.UNDER_WAY + 1, threads_for_memory()) * _link.PIECE
     assert all(map(torch.equal, down, [source] * 3))
 
 

@@ -56,14 +56,14 @@ def _one_buffer(monkeypatch: pytest.MonkeyPatch, link: Any) -> None:
     """Pinned memory is written again while a copy still reads it."""
     buffers: dict[Any, torch.Tensor] = {}
 
-    def pinned(self: Any, like: torch.Tensor) -> torch.Tensor:
+    def allocate(self: Any, like: torch.Tensor) -> torch.Tensor:
         self._wait(link.UNDER_WAY - 1)
         key = self.device, like.dtype
         if key not in buffers or buffers[key].numel() < like.numel():
             buffers[key] = torch.empty(like.numel(), dtype=like.dtype, pin_memory=True)
         return buffers[key][: like.numel()].view(like.shape)
 
-    monkeypatch.setattr(link._Pieces, "pinned", pinned)
+    monkeypatch.setattr(link._Pieces, "allocate", allocate)
 
 
 def _another_stream(monkeypatch: pytest.MonkeyPatch, link: Any) -> None:
@@ -75,6 +75,16 @@ def _another_stream(monkeypatch: pytest.MonkeyPatch, link: Any) -> None:
             start(self, *args)
 
     monkeypatch.setattr(link._Pieces, "start", elsewhere)
+
+
+def _workers_do_not_wait(monkeypatch: pytest.MonkeyPatch, link: Any) -> None:
+    """A thread empties a piece before it has arrived."""
+    monkeypatch.setattr(link.Workers, "wait", lambda self: None)
+
+
+def _workers_elsewhere(monkeypatch: pytest.MonkeyPatch, link: Any) -> None:
+    """Threads work on the default stream, which nobody waits for."""
+    monkeypatch.setattr(link.Workers, "_begin", lambda self: None)
 
 
 def _no_handover(monkeypatch: pytest.MonkeyPatch, link: Any) -> None:
@@ -90,6 +100,8 @@ MISTAKES: dict[str, Callable[[pytest.MonkeyPatch, Any], None]] = {
     "buffer": _one_buffer,
     "stream": _another_stream,
     "handover": _no_handover,
+    "arrival": _workers_do_not_wait,
+    "begin": _workers_elsewhere,
 }
 
 

@@ -196,7 +196,7 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
         elif target.type == "cpu":
             return tensors.all_from_numpy(exchange.data, must_share=share)
         elif not share:
-            return batches.carry([tensors.from_numpy(a) for a in exchange.data], target)
+            return batches.take(exchange.data, target)
         else:
             wrapped = map(tensors.from_numpy, exchange.data)
         if share:

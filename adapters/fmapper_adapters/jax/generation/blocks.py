@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 
 from fmapper import device_info
+from fmapper.backends import threads_for_memory
 from fmapper.checkpoints import AddConstant, Concatenate, Pattern, Reshape, Rules, Transpose
-from fmapper.generation import Generation, threads_for_memory
+from fmapper.generation import Generation
 from fmapper.programs import Call, Graph, Lowering, Program, Ref
 from fmapper_adapters.jax.arrays.host import in_large_pages
 from fmapper_adapters.jax.aten.matrices.linalg import of_one_dtype

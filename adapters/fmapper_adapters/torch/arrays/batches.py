@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fmapper import BatchError
-from fmapper_adapters.torch.arrays import parameters, pinned, wrappers
+from fmapper_adapters.torch.arrays import parameters, pinned, streaming, wrappers
 from fmapper_adapters.torch.arrays import tensors as _host
 
 _requires_grad = attrgetter("requires_grad")
@@ -154,6 +154,27 @@ def carry(
             except Exception as error:
                 raise BatchError(at) from error
     return [results[at] for at in range(len(tensors))]
+
+
+def take(data: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
+    """Copies NumPy arrays to a device, and reads files into its memory.
+
+    Raises:
+        BatchError: An array could not be copied or read.
+    """
+    results: dict[int, torch.Tensor] = {}
+    readers = [at for at, item in enumerate(data) if hasattr(item, "read_bytes")]
+    arrays = sorted({*range(len(data))}.difference(readers))
+    tensors = [_host.from_numpy(data[at]) for at in arrays]
+    for places, new in (
+        (arrays, lambda: carry(tensors, device)),
+        (readers, lambda: streaming.fill([data[at] for at in readers], device)),
+    ):
+        try:
+            results.update(zip(places, new(), strict=True))
+        except BatchError as error:
+            raise BatchError(places[error.index]) from error.__cause__
+    return [results[at] for at in range(len(data))]
 
 
 def _cross(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ import ctypes
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import attrgetter
 from typing import Final
@@ -22,12 +23,15 @@ from typing import Final
 import torch
 
 from fmapper import BatchError
+from fmapper.backends import threads_for_memory
+from fmapper_adapters.torch.arrays.streaming import Workers, fetch
 
 PIECE: Final = 8 << 20  # largest number of bytes in one copy
 UNDER_WAY: Final = 4  # pieces in flight: 32 MiB of pinned memory, however large the model
 SMALL: Final = 512 << 10  # bytes up to which tensors are copied together
 _FEW: Final = 4  # up to this count and size, pinned memory does not pay
 _LITTLE: Final = 4 << 20
+_MUCH: Final = 32 << 20  # bytes from which several threads write them
 _TINY: Final = 16 << 10  # mean bytes up to which one thread packs tensors faster than several
 
 # Dtypes that are copied directly. Others are copied as integers: some kernels take a float16 by way
@@ -93,6 +97,9 @@ def _cross(
                 results[index] = tensor.to(target, copy=True)
         else:
             _fill(results, group, tensors, target, _Pieces(remote), send)
+    except BatchError:
+        results.clear()
+        raise
     except Exception as error:
         index = next((index for index in group if index not in results), group[0])
         results.clear()
@@ -109,13 +116,25 @@ def _fill(
     send: Callable[[_Pieces, Tensors, Tensors], None],
 ) -> None:
     """Fills in the results; `group` always holds the indices of the tensors in flight."""
-    for group[:] in _groups(tensors):
-        for index in group:
-            results[index] = torch.empty_like(tensors[index], device=target)
-        # CUDA divides by the size of what it splits, so empty tensors are not sent.
-        if full := [index for index in group if tensors[index].nbytes]:
-            send(pieces, [tensors[i] for i in full], [results[i] for i in full])
-    pieces.finish()
+    with _workers(tensors, pieces.device, send) as pieces.workers:
+        for group[:] in _groups(tensors):
+            for index in group:
+                results[index] = torch.empty_like(tensors[index], device=target)
+            pieces.index = group[0]
+            # CUDA divides by the size of what it splits, so empty tensors are not sent.
+            if full := [index for index in group if tensors[index].nbytes]:
+                send(pieces, [tensors[i] for i in full], [results[i] for i in full])
+        pieces.finish()
+
+
+def _workers(
+    tensors: Tensors, remote: torch.device, send: Callable[[_Pieces, Tensors, Tensors], None]
+) -> AbstractContextManager[Workers | None]:
+    """Returns threads for a large download: one is slow at writing new memory."""
+    if send is _send_down and remote.type != "cpu" and threads_for_memory() > 1:
+        large = sum(nbytes for nbytes in map(_nbytes, tensors) if nbytes > SMALL)
+        return Workers(remote) if large >= _MUCH else nullcontext()
+    return nullcontext()
 
 
 def _is_plain(tensors: Tensors, remote: torch.device) -> bool:
@@ -149,6 +168,8 @@ class _Pieces:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.must_wait = False  # for the last piece, before the call returns
+        self.workers: Workers | None = None  # threads for large tensors
+        self.index = 0  # of the tensor whose pieces are sent
         self._stream = torch.accelerator.current_stream(device)
         self._under_way: deque[tuple[torch.Event, Callable[[], object]]] = deque()
 
@@ -170,6 +191,8 @@ class _Pieces:
         """Waits for all pieces, if the caller relies on their arrival."""
         if self.must_wait:
             self._wait(0)
+        if self.workers is not None:
+            self.workers.finish()
 
     def _wait(self, left: int) -> None:
         while len(self._under_way) > left:
@@ -209,6 +232,9 @@ def _send_down(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
         return
     ((source,), (result,)) = sources, results
     for block, place in _blocks(source, result):
+        if pieces.workers is not None and block.dim() == 1 and place.is_contiguous():
+            pieces.workers.start(pieces.index, partial(fetch, pieces.workers, block, place, result))
+            continue
         piece = pieces.allocate(block)
         pieces.start(piece, block, partial(place.copy_, piece))
 

@@ -13,11 +13,16 @@ from fmapper_adapters.torch import _private
 if TYPE_CHECKING:  # avoids a circular import
     from pathlib import Path
 
+    from fmapper import Device
     from fmapper.checkpoints import Format, LazyArray, Pretrained, Recorder, Recording
 
 
 class Files:
     """The part of the adapter for files."""
+
+    def reads(self, device: Device) -> bool:
+        """Returns whether host memory can be pinned for a device, into which files are read."""
+        return device.kind not in ("cpu", "meta", "mps")
 
     def formats(self) -> Sequence[Format]:
         """Returns the formats of `torch.save` and `torch.distributed.checkpoint`."""
