@@ -250,3 +250,101 @@ def test_casts_on_the_way() -> None:
     assert torch.equal(there["w"].cpu(), tree["w"].bfloat16())
     with pytest.raises(fmapper.LossyCastError):
         to_device("cuda:0", dtype="float16")({"w": torch.tensor([1e6], device="cuda")})
+
+
+@on_jax
+def test_one_array_of_jax_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX notices after its call has returned, when the array is waited for."""
+    import jax
+
+    wait = jax.block_until_ready
+
+    def fail(arrays: Any) -> Any:
+        if any(x.shape == (7,) for x in (arrays if isinstance(arrays, list) else [arrays])):
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return wait(arrays)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(jax, "block_until_ready", fail)
+    tree = {"small": np.ones(3, np.float32), "large": np.ones(7, np.float32)}
+    with pytest.raises(fmapper.MoveError, match=r"model\.large.*RESOURCE_EXHAUSTED"):
+        to_jax(tree, device="gpu:0")
+
+
+@on_jax
+def test_keys_and_deleted_arrays_on_a_gpu_are_refused_by_name() -> None:
+    import jax
+
+    there = to_jax({"a": np.ones(3, np.float32), "b": np.ones(4, np.float32)}, device="gpu:0")
+    key = jax.device_put(jax.random.key(0), there["a"].device)
+    with pytest.raises(fmapper.UnsupportedLeafError, match=r"model\.key.*PRNG key"):
+        to_numpy({**there, "key": key})
+    there["b"].delete()
+    with pytest.raises(fmapper.FmapperError, match=r"model\.b.*deleted"):
+        to_numpy(there)
+
+
+@on_both
+@pytest.mark.parametrize("copy", [None, False])
+def test_memory_does_not_grow_over_a_thousand_moves(copy: bool | None) -> None:
+    import torch
+
+    tree = {name: torch.randn(64, n, device="cuda") for n, name in enumerate("ab", start=1)}
+
+    def there_and_back() -> Any:
+        there = fmapper.fmap(to_jax(copy=copy), tree)
+        return fmapper.fmap(to_torch(copy=copy), there)
+
+    for _ in range(3):
+        back = there_and_back()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(1000):
+        back = there_and_back()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+    shares = [back[name].data_ptr() == old.data_ptr() for name, old in tree.items()]
+    assert all(shares) == any(shares) == (copy is False)
+    assert all(torch.equal(back[name].cpu(), old.cpu()) for name, old in tree.items())
+
+
+@on_both
+def test_between_the_frameworks_there_is_one_copy() -> None:
+    import torch
+
+    old = torch.randn(1 << 20, device="cuda")
+
+    def growth(move: Any) -> tuple[Any, int]:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = move()
+        torch.cuda.synchronize()
+        return result, torch.cuda.max_memory_allocated() - before
+
+    there, grown = growth(lambda: to_jax([old]))
+    assert grown == 0, "JAX copies from torch's own memory"
+    (back,), grown = growth(lambda: to_torch(there))
+    assert grown == old.nbytes
+    assert torch.equal(back, old)
+    _, grown = growth(lambda: to_torch(to_jax([old], copy=False), copy=False))
+    assert grown == 0
+
+
+@on_torch
+def test_a_model_is_whole_after_it_did_not_fit() -> None:
+    import torch
+
+    total = torch.cuda.mem_get_info()[1]
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    model.big = torch.nn.Parameter(torch.ones(1).expand(total), requires_grad=False)  # of 4 bytes
+    before = {name: value.clone() for name, value in model.state_dict().items() if name != "big"}
+    parameters = list(model.parameters())
+    held = torch.cuda.memory_allocated()
+    with pytest.raises(fmapper.MoveError, match=r"model\.big.*out of memory"):
+        to_gpu(model, strict=True)
+    assert torch.cuda.memory_allocated() == held
+    assert all(new is old for new, old in zip(model.parameters(), parameters, strict=True))
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    del model.big
+    there = to_gpu(model, strict=True)
+    assert torch.equal(there[0].weight.cpu(), model[0].weight)

@@ -203,7 +203,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
             moved = jax.device_put(list(arrays), target)
         except (RuntimeError, ValueError, TypeError):  # one by one, to find the one that fails
             moved = (jax.device_put(array, target) for array in arrays)
-        yield from map(host.wait_for, moved) if device.is_accelerator else moved
+        yield from host.wait_for_each(moved) if device.is_accelerator else moved
 
     def nbytes(self, array: Any) -> int:
         """Returns the bytes of an array; a PRNG key takes several numbers."""
@@ -252,7 +252,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
         if is_there and isinstance(origin.index, int) and origin.memory is None:
             return Exchange(arrays, frozen=True, device=origin)
         try:
-            data = list(map(np.asarray, arrays))
+            data = host.to_numpy(arrays, origin.is_accelerator)
         except (TypeError, RuntimeError):
             for array in arrays:
                 host.refuse(array)
@@ -286,7 +286,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
             return map(host.wait_for, map(put, exchange.data))
         if device.is_accelerator:
             # the host memory belongs to the caller and must have been read on return
-            return map(host.wait_for, new)
+            return host.wait_for_each(new)
         return new
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:

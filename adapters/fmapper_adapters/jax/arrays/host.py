@@ -6,7 +6,7 @@ returned. So it never gets memory that others could still write to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -70,6 +70,22 @@ def wait_for(arrays: Any) -> Any:
     """Waits for arrays and returns them."""
     jax.block_until_ready(arrays)  # type: ignore[no-untyped-call]
     return arrays
+
+
+def wait_for_each(arrays: Iterable[Any]) -> Iterable[Any]:
+    """Waits for arrays, all at once if they are a list; yields those before one that failed."""
+    try:
+        waited: Iterable[Any] = wait_for(arrays) if isinstance(arrays, list) else ()
+    except Exception:  # out of memory, for example, which JAX notices late
+        waited = ()
+    return waited or map(wait_for, arrays)
+
+
+def to_numpy(arrays: Sequence[Any], is_remote: bool) -> list[Any]:
+    """Returns read-only NumPy arrays; all copies from a device start before the first is done."""
+    for array in arrays if is_remote else ():
+        array.copy_to_host_async()
+    return list(map(np.asarray, arrays))
 
 
 def share(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Array:
