@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fmapper.translation import expr, literal, text
-from fmapper_translate import layers
+from fmapper_translate import arrays, layers
 from fmapper_translate.constructions import make_activation, make_layer, make_partial
 from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.operations import (
@@ -75,9 +75,19 @@ class Expressions:
             self._codes[node] = self._code(node)
         return literal(self._codes[node])
 
+    def events(self, node: ast.expr) -> list[Event]:
+        """Returns the evaluations of an expression."""
+        return self._events.get(node, [])
+
     def values(self, node: ast.expr) -> list[Any]:
         """Returns the values that an expression had."""
-        return [event.value for event in self._events.get(node, ())]
+        return [event.value for event in self.events(node)]
+
+    def callee(self, call: ast.Call) -> Any:
+        """Returns what a call calls; None if that is known only when it runs, and it did not."""
+        events = self.events(call)
+        part = events[0].parts.get(call.func) if events else None
+        return part.value if part is not None else self._static(call.func)[1]
 
     def _code(self, node: ast.expr) -> ast.expr:
         events = self._events.get(node) or self.file.recording.spare.get(node, [])
@@ -187,6 +197,9 @@ class Expressions:
                 return self._call(node, func.value if func is not None else None, event)
             case ast.Subscript():
                 return self._subscript(node, event)
+            case ast.Compare(left, [ast.Is() | ast.IsNot() as op], [ast.Constant(None) as none]):
+                if any(isinstance(item, nn.Parameter) for item in self.values(left)):
+                    return ast.Compare(arrays.variable(self, left), [op], [none])
             case ast.BinOp() | ast.UnaryOp() | ast.Compare() if event.operations:
                 return self._operations(node, event)
         return self._copy(node)
@@ -256,7 +269,7 @@ class Expressions:
         return ast.Attribute(self.code(node.value), name, ast.Load())
 
     def _of_module(self, node: ast.Attribute, owner: nn.Module, value: Any) -> ast.expr:
-        base, layer = self.code(node.value), layers.layer_of(type(owner))
+        base, layer = self.code(node.value), layers.base_of(type(owner))
         if isinstance(value, torch.device):
             raise Unnamed("a device")
         kept = inspect.getattr_static(type(owner), node.attr, None)
@@ -270,20 +283,7 @@ class Expressions:
         if isinstance(value, torch.Tensor):
             if (type(owner), node.attr) in self.file.optional:
                 return expr(f"{{0}}.{node.attr}", base)
-            if layer is None or layer.arrays == {}:
-                return expr(f"{{0}}.{node.attr}[...]", base)
-            for name, (theirs, order) in layer.arrays.items():
-                if theirs == node.attr:
-                    array = expr(f"{{0}}.{name}[...]", base)
-                    if order is None:
-                        return array
-                    back = tuple(order.index(at) for at in range(len(order)))
-                    return (
-                        expr("{0}.T", array)
-                        if back == (1, 0)
-                        else expr("{0}.transpose({1})", array, back)
-                    )
-            return expr(f"{{0}}.{node.attr}[...]", base)
+            return arrays.read(base, owner, node.attr)
         if isinstance(value, np.ndarray):
             return expr(f"np.array({{0}}.{node.attr})", base)
         name = node.attr if layer is None else layer.attributes.get(node.attr, node.attr)
@@ -324,6 +324,8 @@ class Expressions:
                 is_object = isinstance(func.value, ast.Name | ast.Attribute)
                 func = func.value if is_object else func  # but `super().__call__(x)`
             return self._plain_call(node, func, more)
+        if callee is isinstance and event is not None:
+            return self._isinstance(node)
         if callee is nn.functional.dropout:
             return self._dropout(node)
         if callee in (torch.tensor, torch.as_tensor):
@@ -339,6 +341,15 @@ class Expressions:
         if isinstance(node.func, ast.Name) and node.func.id == "super":
             return node
         return self._plain_call(node, self.code(node.func), [])
+
+    def _isinstance(self, node: ast.Call) -> ast.expr:  # without layers that the file lacks
+        value, kinds = node.args
+        listed = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
+        kept = [item for item in listed if not set(self.values(item)) & self.file.absent]
+        if not kept:
+            return ast.Constant(False)
+        made = self.code(kept[0] if len(kept) == 1 else ast.Tuple(kept, ast.Load()))
+        return expr("isinstance({0}, {1})", self.code(value), made)
 
     def _dropout(self, node: ast.Call) -> ast.expr:
         named = {str(key.arg): key.value for key in node.keywords}
@@ -419,11 +430,10 @@ class Expressions:
 
     def _key(self) -> ast.expr:
         """Returns the code for a random key."""
+        if self.function.makes_modules:
+            return expr("rngs.params()")
         if not self.file.is_module(self.function.owner):
             raise NotTranscribed("a function has no random numbers")
-        if self.file.constructs(self.function):
-            self.file.takes.add(self.function.owner)
-            return expr("rngs.params()")
         self.file.draws.add(self.function.owner)
         return expr("self.rngs.noise()")
 

@@ -6,17 +6,21 @@ import ast
 import builtins
 import functools
 import inspect
+import io
+import itertools
 import sys
 import textwrap
+import tokenize
 import types
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from fmapper.translation import Helper, expr, helpers_of, literal, names_in, print_imports, text
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
-from fmapper_translate import flax_layers, layers
+from fmapper_translate import flax_layers, flax_weights, layers
 from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.operations import NotTranscribed
 from fmapper_translate.recording import Recording
@@ -30,34 +34,6 @@ _IMPORTS = {
     "Any": "from typing import Any",
 }  # fmt: skip
 _LACKING = "Parameters begin with the values of Flax's layers, not with those of the source in"
-_LOAD = '''def load_weights(model: nnx.Module, state) -> nnx.Module:
-    """Fills a model with the arrays of the source's state dict, by name; returns it.
-
-    Raises:
-        ValueError: Arrays are missing or left over, or have another shape.
-    """
-    left = {name for name in state if not name.endswith("num_batches_tracked")} - TIED.keys()
-    for path, layer in nnx.iter_modules(model):
-        names = next((names for cls, names in ARRAYS.items() if isinstance(layer, cls)), {})
-        for key, variable in vars(layer).items():
-            if not isinstance(variable, nnx.Variable) or isinstance(variable, Constant):
-                continue
-            if isinstance(variable, nnx.RngState):
-                continue
-            theirs, order = names.get(key, (key, None))
-            name = ".".join(map(str, (*path, theirs)))
-            name = TIED.get(name, name)
-            if name not in state:
-                raise ValueError(f"{name} is missing")
-            array = jnp.asarray(state[name], variable.dtype)
-            array = array if order is None else array.transpose(order)
-            if array.shape != variable.shape:
-                raise ValueError(f"{name}: {array.shape} instead of {variable.shape}")
-            variable.set_value(array)
-            left.discard(name)
-    if left:
-        raise ValueError(f"{sorted(left)} are left over")
-    return model'''
 
 
 class File:
@@ -66,29 +42,29 @@ class File:
     Args:
         recording: What the source did.
         model: The model that was recorded.
-        aliases: Second names of its arrays -> the first.
 
     Attributes:
         dialect: The printers of operations, with the functions that they call.
         has_mode: Classes that ask whether they are in training.
         draws: Classes that draw random numbers when they are called.
-        takes: Those that draw some when they are made.
         distrusted: Functions whose statements gave something else than the source's.
         fallen: Functions that are written by their operations -> the reason.
         without_initial_values: Classes whose constructors give parameters values that the file
             does not.
+        absent: Classes of layers that the model has nowhere, or without a counterpart in the file.
         optional: Attributes of classes that are arrays or None; they stay variables.
     """
 
-    def __init__(self, recording: Recording, model: nn.Module, aliases: Mapping[str, str]) -> None:
+    def __init__(self, recording: Recording, model: nn.Module) -> None:
         self.recording = recording
+        called = {item.function for item in recording.activations[recording.made :]}
+        self._makers = {item for item in recording.functions if item not in called}
         self.dialect = FlaxDialect()
         self.has_mode: set[type | None] = set()
         self.draws: set[type | None] = set()
         self.distrusted: set[Function] = set()
         self.fallen: dict[str, str] = {}
         self.without_initial_values: set[type | None] = set()
-        self.takes: set[type | None] = set()
         self.optional = {
             (type(part), name)
             for part in model.modules()
@@ -96,16 +72,33 @@ class File:
             if self._may_be_none(type(part), name)
         }
         self._model = model
+        kinds = {base for part in model.modules() for base in type(part).__mro__}
+        self.absent = {
+            value
+            for function in recording.functions
+            for node in function.nodes
+            for event in recording.events.get(node, ())
+            if layers.is_library_module(value := event.value)
+            and value is not nn.Module
+            and (value not in layers.LAYERS or value not in kinds)
+        }
+        self._orders = {
+            id(array): layer.variable(name)[1] if layer is not None else None
+            for part in model.modules()
+            for layer in [layers.base_of(type(part))]
+            for name, array in [*part._parameters.items(), *part._buffers.items()]
+        }
         self._classes: dict[type, None] = {}
         self._functions: dict[Function, None] = {}
         self._constants: dict[str, str] = {}
         self._imports: dict[str, str] = {}
         self._activations: dict[str, str] = {}
         self._tied: dict[int, tuple[type | None, str]] = {}
-        self.aliases = aliases
         names = {item.owner.__name__ if item.owner else item.name for item in recording.functions}
         self._renamed = {
-            f"Torch{name}": name for name in sorted(names) if hasattr(flax_layers, name)
+            f"Torch{name}": name
+            for name in sorted(names)
+            if hasattr(flax_layers, name) or hasattr(flax_weights, name)
         }
 
     def _may_be_none(self, cls: type, name: str) -> bool:
@@ -199,11 +192,24 @@ class File:
         bases = cls.__mro__ if cls is not None else ()
         makers = {item.owner for item in self.recording.functions
                   if item.name == "__init__" and item.makes_modules}  # fmt: skip
-        return any(item in makers | self.draws | self.takes for item in bases)
+        first = next((item for item in bases if "__init__" in vars(item)), None)
+        layer = layers.layer_of(first)
+        is_made_with = layer is not None and layer.takes_rngs
+        return is_made_with or any(item in makers | self.draws for item in bases)
 
     def constructs(self, function: Function) -> bool:
-        """Returns whether a function runs when a model is made."""
-        return function.name == "__init__" or function.makes_modules
+        """Returns whether a function runs when a model is made, and only then."""
+        return function in self._makers
+
+    def order_of(self, array: torch.Tensor) -> layers.Order:
+        """Returns the order of the dimensions of a model's array in its variable.
+
+        Raises:
+            NotTranscribed: The model does not have it.
+        """
+        if id(array) not in self._orders:
+            raise NotTranscribed("it is an array of no module")
+        return self._orders[id(array)]
 
     def tie(self, linear: nn.Module, function: Function, table: str) -> None:
         """Notes that a linear layer has the matrix of an embedding."""
@@ -270,15 +276,13 @@ class File:
             done |= {
                 function: "\n".join(Statements(self, function).lines()) for function in functions
             }
-        blocks = [code for _, code in sorted(done.items(), key=lambda item: _place(item[0]))]
-        ordered = self._in_order(blocks)
         constants = [f"{name} = {code}" for name, code in self._constants.items()]
-        return self._assemble(title, constants, ordered)
+        return self._assemble(title, constants, self._in_order(done))
 
     def _size(self) -> int:
         """Returns how much is known of what the file has to have."""
         size = len(self._classes) + len(self._functions)
-        return size + len(self.has_mode) + len(self.draws) + len(self.takes)
+        return size + len(self.has_mode) + len(self.draws)
 
     def _find_ties(self) -> None:
         for function in self.recording.functions:
@@ -288,28 +292,18 @@ class File:
                 except NotTranscribed:
                     continue
 
-    def _in_order(self, blocks: list[str]) -> list[str]:
-        """Puts classes behind their bases and what their class bodies need."""
-        by_name = {}
-        for block in blocks:
-            node = ast.parse(block).body[0]
-            assert isinstance(node, ast.ClassDef | ast.FunctionDef)
-            by_name[node.name] = (block, node)
-        ordered: dict[str, str] = {}
+    def _in_order(self, printed: Mapping[Any, str]) -> list[str]:
+        """Puts classes behind their bases, and what is left in the order of the source."""
+        ordered: dict[Any, str] = {}
 
-        def visit(name: str) -> None:
-            if name in ordered or name not in by_name:
-                return
-            block, node = by_name[name]
-            needed = node.bases if isinstance(node, ast.ClassDef) else []
-            for base in [*needed, *getattr(node, "decorator_list", [])]:
-                for inner in ast.walk(base):
-                    if isinstance(inner, ast.Name):
-                        visit(inner.id)
-            ordered[name] = block
+        def visit(item: type | Function) -> None:
+            if item in printed and item not in ordered:
+                for base in item.__bases__ if isinstance(item, type) else ():
+                    visit(base)
+                ordered[item] = printed[item]
 
-        for name in by_name:
-            visit(name)
+        for item in sorted(printed, key=_place):
+            visit(item)
         return list(ordered.values())
 
     def _print_class(self, cls: type) -> str:
@@ -362,9 +356,10 @@ class File:
 
     def _assemble(self, title: str, constants: list[str], blocks: list[str]) -> str:
         body = "\n\n\n".join([*(["\n".join(constants)] if constants else []), *blocks])
-        tables = self._print_tables()
-        everything = "\n\n\n".join([body, tables, _LOAD])
-        helpers = helpers_of(everything, self._helper)
+        tied = f"TIED = {self.tied_names()!r}  # names in the source's state -> those here"
+        loading = [inspect.getsource(item) for item in (*_LOADING, flax_weights.named_arrays)]
+        helpers = helpers_of("\n\n\n".join([body, *loading]), self._helper)
+        everything = "\n\n\n".join([body, tied, *map(str.rstrip, loading[:-1])])
         whole = "\n\n\n".join([*helpers, everything])
         used = names_in(whole)
         known = {**_IMPORTS, **self._imports, **self.dialect._embedded.imports}
@@ -379,10 +374,10 @@ class File:
         own = self._renamed.get(name, name)
         if name in self._renamed.values():
             return None
-        made: Any = getattr(flax_layers, own, None)
+        places = (flax_layers, flax_weights)
+        made: Any = next((vars(item)[own] for item in places if own in vars(item)), None)
         is_stand_in = name in ("max_pool", "avg_pool", "adaptive_avg_pool")
-        is_here = getattr(made, "__module__", "") == flax_layers.__name__ and not is_stand_in
-        if is_here:
+        if getattr(made, "__module__", "") in _HELPERS and not is_stand_in:
             source = inspect.getsource(made).replace("  # type: ignore[type-arg]", "")
             code = "\n".join(line.replace("  # fmt: skip", "") for line in source.splitlines())
             return Helper(self._rename(code) if self._renamed else code)
@@ -390,25 +385,29 @@ class File:
 
     def _rename(self, code: str) -> str:
         """Returns the code of a helper with the names that helpers have beside the source's."""
-        tree, new = ast.parse(code), {name: item for item, name in self._renamed.items()}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef):
-                node.name = new.get(node.name, node.name)
-            elif isinstance(node, ast.Name):
-                node.id = new.get(node.id, node.id)
-        return ast.unparse(tree)
+        new = {name: item for item, name in self._renamed.items()}
+        lines = code.splitlines()
+        tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
+        for before, token in reversed(list(itertools.pairwise(tokens))):
+            if token.type == tokenize.NAME and before.string != "." and token.string in new:
+                (row, start), (_, end) = token.start, token.end
+                line = lines[row - 1]
+                lines[row - 1] = line[:start] + new[token.string] + line[end:]
+        return "\n".join(lines)
 
-    def _print_tables(self) -> str:
-        kinds = {type(part) for part in self._model.modules()}
-        rows = []
-        for kind in sorted(kinds, key=lambda cls: cls.__name__):
-            layer = layers.layer_of(kind)
-            if layer is not None and layer.arrays:
-                rows.append(f"    {self.layer_name(layer)}: {dict(layer.arrays)!r},")
-        table = "\n".join(["ARRAYS = {", *rows, "}"]) if rows else "ARRAYS = {}"
-        return f"{table}\nTIED = {self.aliases!r}  # second names in the state dict -> the first"
+    def tied_names(self) -> dict[str, str]:
+        """Returns the names of arrays that the file's model has only under another name."""
+        arrays = dict(self._model.named_parameters(remove_duplicate=False))
+        tied = {f"{name}.weight" for name, part in self._model.named_modules()
+                if id(part) in self._tied}  # fmt: skip
+        return {
+            name: next(n for n, x in arrays.items() if x is arrays[name] and n not in tied)
+            for name in sorted(tied)
+        }
 
 
+_HELPERS = (flax_layers.__name__, flax_weights.__name__)
+_LOADING = (flax_weights.load_weights, flax_weights.source_state)
 _PLAIN = (bool, int, float, str, tuple)
 _LIBRARIES = ("torch", "numpy", "jax", "flax", "fmapper", "builtins", "typing")
 

@@ -6,6 +6,7 @@ functions that it takes along with them.
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -13,13 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-
-class Buffer(nnx.Variable):  # type: ignore[type-arg]
-    """An array that is not trained."""
-
-
-class Constant(nnx.Variable):  # type: ignore[type-arg]
-    """An array that is not trained, and that a state dict does not have."""
+from fmapper_translate.flax_weights import uniform_init
 
 
 def repeat(size: Any, count: int) -> tuple[int, ...]:
@@ -27,10 +22,57 @@ def repeat(size: Any, count: int) -> tuple[int, ...]:
     return (size,) * count if isinstance(size, int) else tuple(size)
 
 
+class Linear(nnx.Linear):
+    """A linear layer with PyTorch's arguments and initial values."""
+
+    source_arrays = {"kernel": ("weight", (1, 0))}
+
+    def __init__(self, in_features, out_features, bias=True, *, rngs):
+        bound = in_features**-0.5
+        init = uniform_init(-bound, bound)
+        super().__init__(
+            in_features, out_features, use_bias=bias, kernel_init=init, bias_init=init, rngs=rngs
+        )
+
+
+class Embedding(nnx.Embed):
+    """A table of vectors with PyTorch's arguments and initial values."""
+
+    source_arrays = {"embedding": ("weight", None)}
+
+    def __init__(self, num_embeddings, embedding_dim, padding_idx=None, *, rngs):
+        init = nnx.initializers.normal(1.0)
+        super().__init__(num_embeddings, embedding_dim, embedding_init=init, rngs=rngs)
+        self.embedding_dim, self.padding_idx = embedding_dim, padding_idx
+        if padding_idx is not None:
+            self.embedding[...] = self.embedding[...].at[padding_idx].set(0.0)
+
+    def __call__(self, ids):
+        x = super().__call__(ids)
+        if self.padding_idx is None:
+            return x
+        is_padding = (ids == self.padding_idx % self.num_embeddings)[..., None]
+        return jnp.where(is_padding, jax.lax.stop_gradient(x), x)  # its vector is not trained
+
+
+class LayerNorm(nnx.LayerNorm):
+    """Normalisation of the last dimension with PyTorch's arguments."""
+
+    source_arrays = {"scale": ("weight", None)}
+
+    def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, bias=True, *, rngs):
+        (features,) = repeat(normalized_shape, 1)
+        has_bias = elementwise_affine and bias
+        super().__init__(
+            features, epsilon=eps, use_scale=elementwise_affine, use_bias=has_bias, rngs=rngs
+        )
+
+
 class Conv1d(nnx.Conv):
-    """A convolution with the channels first."""
+    """A convolution with the channels first, and PyTorch's initial values."""
 
     rank = 1
+    source_arrays = {"kernel": ("weight", (2, 1, 0))}
 
     def __init__(
         self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1,
@@ -42,10 +84,13 @@ class Conv1d(nnx.Conv):
             pads = padding.upper()
         else:
             pads = [(size, size) for size in repeat(padding, self.rank)]
+        window = repeat(kernel_size, self.rank)
+        bound = (in_channels // groups * math.prod(window)) ** -0.5
+        init = uniform_init(-bound, bound)
         super().__init__(
-            in_channels, out_channels, repeat(kernel_size, self.rank), repeat(stride, self.rank),
-            padding=pads, kernel_dilation=repeat(dilation, self.rank), feature_group_count=groups,
-            use_bias=bias, rngs=rngs,
+            in_channels, out_channels, window, repeat(stride, self.rank), padding=pads,
+            kernel_dilation=repeat(dilation, self.rank), feature_group_count=groups, use_bias=bias,
+            kernel_init=init, bias_init=init, rngs=rngs,
         )  # fmt: skip
         self.in_channels, self.out_channels = in_channels, out_channels
 
@@ -57,16 +102,20 @@ class Conv2d(Conv1d):
     """A convolution of images with the channels first."""
 
     rank = 2
+    source_arrays = {"kernel": ("weight", (2, 3, 1, 0))}
 
 
 class Conv3d(Conv1d):
     """A convolution of volumes with the channels first."""
 
     rank = 3
+    source_arrays = {"kernel": ("weight", (2, 3, 4, 1, 0))}
 
 
 class ConvTranspose2d(nnx.ConvTranspose):
     """A transposed convolution of images with the channels first."""
+
+    source_arrays = {"kernel": ("weight", (2, 3, 1, 0))}
 
     def __init__(
         self, in_channels, out_channels, kernel_size, stride=1, padding=0, output_padding=0,
@@ -77,10 +126,13 @@ class ConvTranspose2d(nnx.ConvTranspose):
         windows = zip(repeat(dilation, 2), repeat(kernel_size, 2), strict=True)
         reach = [d * (k - 1) for d, k in windows]
         pads = zip(reach, repeat(padding, 2), repeat(output_padding, 2), strict=True)
+        bound = (out_channels * math.prod(repeat(kernel_size, 2))) ** -0.5
+        init = uniform_init(-bound, bound)
         super().__init__(
             in_channels, out_channels, repeat(kernel_size, 2), repeat(stride, 2),
             padding=[(r - p, r - p + more) for r, p, more in pads],
-            kernel_dilation=repeat(dilation, 2), use_bias=bias, transpose_kernel=True, rngs=rngs,
+            kernel_dilation=repeat(dilation, 2), use_bias=bias, transpose_kernel=True,
+            kernel_init=init, bias_init=init, rngs=rngs,
         )  # fmt: skip
 
     def __call__(self, x):
@@ -89,6 +141,10 @@ class ConvTranspose2d(nnx.ConvTranspose):
 
 class BatchNorm2d(nnx.Module):
     """Normalisation of batches, with the channels first."""
+
+    source_arrays = {
+        "scale": ("weight", None), "mean": ("running_mean", None), "var": ("running_var", None),
+    }  # fmt: skip
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, *, rngs=None):
         self.eps, self.momentum = eps, momentum
@@ -121,6 +177,8 @@ class BatchNorm1d(BatchNorm2d):
 class GroupNorm(nnx.Module):
     """Normalisation of groups of channels, which come first."""
 
+    source_arrays = {"scale": ("weight", None)}
+
     def __init__(self, num_groups, num_channels, eps=1e-5, affine=True, *, rngs=None):
         self.num_groups, self.eps = num_groups, eps
         self.scale = nnx.Param(jnp.ones(num_channels)) if affine else None
@@ -148,15 +206,15 @@ class LSTM(nnx.Module):
         self.hidden_size, self.num_layers, self.batch_first = hidden_size, num_layers, batch_first
         self.ends = ("", "_reverse") if bidirectional else ("",)
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
-        init, width = nnx.initializers.uniform(2 * hidden_size**-0.5), input_size
+        init, width = uniform_init(-(hidden_size**-0.5), hidden_size**-0.5), input_size
+        rows = self.gates * hidden_size
         for layer in range(num_layers):
             for end in self.ends:
-                for name, size in (("weight_ih", width), ("weight_hh", hidden_size)):
-                    array = init(rngs.params(), (self.gates * hidden_size, size))
-                    setattr(self, f"{name}_l{layer}{end}", nnx.Param(array - hidden_size**-0.5))
-                for name in ("bias_ih", "bias_hh") if bias else ():
-                    array = jnp.zeros(self.gates * hidden_size)
-                    setattr(self, f"{name}_l{layer}{end}", nnx.Param(array))
+                shapes = {"weight_ih": (rows, width), "weight_hh": (rows, hidden_size)}
+                if bias:
+                    shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+                for name, shape in shapes.items():
+                    setattr(self, f"{name}_l{layer}{end}", nnx.Param(init(rngs.params(), shape)))
             width = len(self.ends) * hidden_size
 
     def __call__(self, x, state=None):

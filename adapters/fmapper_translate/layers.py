@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fmapper_translate import flax_layers
+
 Order = tuple[int, ...] | None
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -23,8 +25,6 @@ class Layer:
         name: The class, as the file names it.
         names: Parameters of PyTorch's constructor -> those of this one; None for the same ones.
         defaults: Keywords of this one -> their code where PyTorch's are not given.
-        arrays: Its variables -> PyTorch's names, and the order of the dimensions; only what
-            differs.
         attributes: PyTorch's attributes -> those of this one.
         by_place: How many arguments are given by position, where `names` says which.
         takes_rngs: Whether its constructor takes `rngs`.
@@ -34,58 +34,42 @@ class Layer:
     name: str
     names: Mapping[str, str] | None = None
     defaults: Mapping[str, str] = field(default_factory=dict)
-    arrays: Mapping[str, tuple[str, Order]] = field(default_factory=dict)
     attributes: Mapping[str, str] = field(default_factory=dict)
     by_place: int = 1
     takes_rngs: bool = True
     is_one_number: frozenset[str] = frozenset()
+
+    @property
+    def arrays(self) -> Mapping[str, tuple[str, Order]]:
+        """Its variables -> PyTorch's names, and the order of the dimensions; only what differs."""
+        return getattr(getattr(flax_layers, self.name, None), "source_arrays", _NONE)
+
+    def variable(self, name: str) -> tuple[str, Order]:
+        """Returns its variable for an array of PyTorch's layer, and the order of its dimensions."""
+        names = {theirs: (key, order) for key, (theirs, order) in self.arrays.items()}
+        return names.get(name, (name, None))
 
     def first(self, count: int) -> tuple[str, ...]:
         """Returns the names of the first parameters."""
         return tuple((self.names or {}).values())[:count]
 
 
-def _channels(rank: int) -> Mapping[str, tuple[str, Order]]:
-    return {"kernel": ("weight", (*range(2, rank + 2), 1, 0))}
-
-
-_SCALED: Mapping[str, tuple[str, Order]] = {"scale": ("weight", None)}
-_BATCHED = {**_SCALED, "mean": ("running_mean", None), "var": ("running_var", None)}
-
 LAYERS: dict[type, Layer] = {
-    nn.Linear: Layer(
-        "nnx.Linear",
-        {"in_features": "in_features", "out_features": "out_features", "bias": "use_bias"},
-        arrays={"kernel": ("weight", (1, 0))},
-        by_place=2,
-    ),
-    nn.Embedding: Layer(
-        "nnx.Embed",
-        {"num_embeddings": "num_embeddings", "embedding_dim": "features"},
-        arrays={"embedding": ("weight", None)},
-        attributes={"embedding_dim": "features"},
-        by_place=2,
-    ),
-    nn.LayerNorm: Layer(
-        "nnx.LayerNorm",
-        {"normalized_shape": "num_features", "eps": "epsilon", "bias": "use_bias",
-         "elementwise_affine": "use_scale"},
-        {"epsilon": "1e-05"},
-        _SCALED,
-        is_one_number=frozenset({"normalized_shape"}),
-    ),
+    nn.Linear: Layer("Linear"),
+    nn.Embedding: Layer("Embedding"),
+    nn.LayerNorm: Layer("LayerNorm", attributes={"eps": "epsilon"}),
     nn.Dropout: Layer(
         "nnx.Dropout", {"p": "rate"}, {"rate": "0.5"}, attributes={"p": "rate"}
     ),
-    nn.Conv1d: Layer("Conv1d", arrays=_channels(1)),
-    nn.Conv2d: Layer("Conv2d", arrays=_channels(2)),
-    nn.Conv3d: Layer("Conv3d", arrays=_channels(3)),
-    nn.ConvTranspose2d: Layer("ConvTranspose2d", arrays=_channels(2)),
-    nn.BatchNorm1d: Layer("BatchNorm1d", arrays=_BATCHED),
-    nn.BatchNorm2d: Layer("BatchNorm2d", arrays=_BATCHED),
+    nn.Conv1d: Layer("Conv1d"),
+    nn.Conv2d: Layer("Conv2d"),
+    nn.Conv3d: Layer("Conv3d"),
+    nn.ConvTranspose2d: Layer("ConvTranspose2d"),
+    nn.BatchNorm1d: Layer("BatchNorm1d"),
+    nn.BatchNorm2d: Layer("BatchNorm2d"),
     nn.LSTM: Layer("LSTM"),
     nn.GRU: Layer("GRU"),
-    nn.GroupNorm: Layer("GroupNorm", arrays=_SCALED),
+    nn.GroupNorm: Layer("GroupNorm"),
     nn.MaxPool1d: Layer("MaxPool1d", takes_rngs=False),
     nn.MaxPool2d: Layer("MaxPool2d", takes_rngs=False),
     nn.AvgPool2d: Layer("AvgPool2d", takes_rngs=False),
@@ -127,6 +111,11 @@ IGNORED = frozenset({"inplace", "device", "dtype", "track_running_stats", "requi
 def layer_of(cls: Any) -> Layer | None:
     """Returns what stands for a class; None for a class of the model's own."""
     return LAYERS.get(cls) if isinstance(cls, type) else None
+
+
+def base_of(cls: type) -> Layer | None:
+    """Returns what stands for the first of a class and its bases for which something does."""
+    return next((LAYERS[base] for base in cls.__mro__ if base in LAYERS), None)
 
 
 def is_library_module(cls: Any) -> bool:

@@ -103,7 +103,7 @@ class Recording:
     Attributes:
         functions: The functions of the source that ran.
         activations: Their calls.
-        made: How many of these were before the model was called.
+        made: How many of these were before the model was called; 0 until then.
         events: The evaluations of each expression.
         spare: The same for sides of conditional expressions in constructors that were evaluated for
             their code alone.
@@ -227,6 +227,8 @@ class Recording:
         operation = Operation(*what)
         self.operations.append(operation)
         frame: types.FrameType | None = sys._getframe(2)
+        if not self.made and torch.Tag.nondeterministic_seeded in operation.overload.tags:
+            self._note_maker(frame)
         while frame is not None and frame.f_code not in self._codes:
             frame = frame.f_back
         if frame is not None:

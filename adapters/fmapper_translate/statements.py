@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import io
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from fmapper.translation import expr, text
-from fmapper_translate import layers
+from fmapper_translate import arrays, initial_values, layers
 from fmapper_translate.expressions import NEW_NAMES, Expressions, Unnamed
 from fmapper_translate.fallback import operations_of
 from fmapper_translate.functions import Function
@@ -23,11 +24,7 @@ from fmapper_translate.operations import NotTranscribed, negate
 if TYPE_CHECKING:
     from fmapper_translate.files import File
 
-_LISTINGS = frozenset({
-    "modules", "named_modules", "parameters", "named_parameters", "buffers", "named_buffers",
-})  # fmt: skip
 _SETTERS = frozenset({"add_module", "register_module", "register_parameter"})
-_CONTAINERS = (list, dict, set, nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList)
 _INDENT = "    "
 _WIDTH = 88  # of a line with a comment beside it
 
@@ -94,8 +91,7 @@ class Statements:
         kw_defaults = [None if arg is None else self.code(arg) for arg in args.kw_defaults]
         keywords = [plain(arg) for arg in args.kwonlyargs]
         kwarg = plain(args.kwarg)
-        takes = self._is_constructor and self._file.takes_rngs(self._function.owner)
-        if self._function.makes_modules or takes:
+        if self._function.makes_modules:
             keywords.append(ast.arg("rngs", expr("nnx.Rngs") if self._is_constructor else None))
             kw_defaults.append(None)
         return ast.arguments(
@@ -231,10 +227,10 @@ class Statements:
             if owners and isinstance(owners[0], torch.Tensor):
                 yield self._write(target, "set", self.code(value))
                 return
-        if isinstance(target, ast.Attribute) and target.attr == "weight":
-            values = self._expressions.values(value)
-            if values and isinstance(values[0], nn.Parameter) and self._tie(target, value):
-                return
+        if isinstance(target, ast.Attribute) and arrays.is_array(self._expressions, value):
+            if not arrays.tie(self._expressions, target, value):
+                yield arrays.share(self._expressions, target, value)
+            return
         values = self._expressions.values(value)
         if values and all(self._file.tied_table(item, self._function) for item in values):
             return  # the embedding stands for it
@@ -267,31 +263,14 @@ class Statements:
             return expr("nested_tuple({0})", code)
         return code
 
-    def _tie(self, target: ast.Attribute, value: ast.expr) -> bool:
-        """Notes that a layer and an embedding have one matrix; the layer then is that table's."""
-        owners = self._expressions.values(target.value)
-        other = value.value if isinstance(value, ast.Attribute) else None
-        others = self._expressions.values(other) if other is not None else []
-        if len(owners) == 0 or len(others) == 0 or other is None:
-            return False
-        pairs = [(owners[-1], target.value), (others[-1], other)]
-        tables = [(item, node) for item, node in pairs if isinstance(item, nn.Embedding)]
-        linears = [
-            (item, node)
-            for item, node in pairs
-            if isinstance(item, nn.Linear) and item.bias is None
-        ]
-        if len(tables) != 1 or len(linears) != 1:
-            return False
-        self._file.tie(linears[0][0], self._function, text(self.code(tables[0][1])))
-        return True
-
     def _write(self, target: ast.Subscript, method: str, value: ast.expr) -> str:
         owner = self.code(target.value)
         if isinstance(target.value, ast.Subscript | ast.Call):
             raise NotTranscribed("it writes into a part of a part")
         index = self.code(target.slice)
         made = expr(f"{{0}}.at[{{1}}].{method}({{2}})", owner, index, value)
+        if arrays.is_array(self._expressions, target.value):
+            return arrays.write(self._expressions, target.value, made)
         return f"{text(owner)} = {text(made)}"
 
     def _augment(self, node: ast.AugAssign) -> Iterator[str]:
@@ -309,9 +288,7 @@ class Statements:
     # --- calls ------------------------------------------------------------------------------------
 
     def _call(self, call: ast.Call) -> Iterator[str]:
-        events = self._recording.events.get(call, [])
-        func = call.func
-        callee = events[0].parts[func].value if events and func in events[0].parts else None
+        func, callee = call.func, self._expressions.callee(call)
         name = func.attr if isinstance(func, ast.Attribute) else ""
         owner = getattr(callee, "__self__", None)
         if name == "__init__" and isinstance(func, ast.Attribute) and _is_super(func.value):
@@ -323,31 +300,39 @@ class Statements:
             yield f"setattr({', '.join(map(text, codes))})"
         elif callee is print:
             return
-        elif self._initialises(call) and not isinstance(owner, _CONTAINERS):
-            self._file.without_initial_values.add(self._function.owner)
-        elif (
-            isinstance(owner, torch.Tensor) and isinstance(func, ast.Attribute) and name[-1:] == "_"
+        elif initial_values.is_initialization(callee):
+            yield from self._initialize(lambda: initial_values.initialize(self._expressions, call))
+        elif getattr(callee, "__func__", None) is nn.Module.apply:
+            yield from initial_values.apply(self._expressions, call)
+        elif name == "reset_parameters" and layers.layer_of(type(owner)) is not None:
+            return  # the layer has them
+        elif isinstance(func, ast.Attribute) and (
+            (isinstance(owner, torch.Tensor) and name[-1] == "_")
+            or (callee is None and name in initial_values.METHODS)
         ):
-            yield f"{text(self._target(func.value))} = {_bare(self.code(call))}"
+            yield from self._change(call, func)
         else:
             yield text(self.code(call))
 
-    def _initialises(self, call: ast.Call) -> bool:
-        """Returns whether a call in a constructor gives parameters their first values."""
-        events = self._recording.events.get(call, [])
-        callee = (
-            events[0].parts[call.func].value if events and call.func in events[0].parts else None
-        )
-        function = self._recording.function_of(callee)
-        if function is not None and (function.makes_modules or function.sets_attributes):
-            return False
-        if not self._file.constructs(self._function):
-            return False
-        if getattr(callee, "__module__", "") == "torch.nn.init":
-            return True
-        if getattr(callee, "__name__", "") in ("apply", "reset_parameters", "post_init"):
-            return True
-        return any(event.ran[1] > event.ran[0] for event in events)
+    def _initialize(self, make: Callable[[], str]) -> Iterator[str]:
+        try:
+            yield make()
+        except NotTranscribed:
+            if not self._file.constructs(self._function):
+                raise
+            self._file.without_initial_values.add(self._function.owner)
+
+    def _change(self, call: ast.Call, func: ast.Attribute) -> Iterator[str]:
+        """Prints a method that changes its tensor."""
+        if self._file.constructs(self._function):
+            made = functools.partial(
+                initial_values.initialize_by_method, self._expressions, call, func
+            )
+            yield from self._initialize(made)
+        elif arrays.is_array(self._expressions, func.value):
+            yield arrays.write(self._expressions, func.value, self.code(call))
+        else:
+            yield f"{text(self._target(func.value))} = {_bare(self.code(call))}"
 
     def _super(self, call: ast.Call) -> Iterator[str]:
         owner = self._function.owner
@@ -430,11 +415,15 @@ class Statements:
         return any(isinstance(item, ast.expr) and self._is_device(item) for item in ast.walk(test))
 
     def _for(self, node: ast.For) -> Iterator[str]:
-        match node.iter:
-            case ast.Call(func=ast.Attribute(attr=name)) if name in _LISTINGS:
-                if self._file.constructs(self._function):
-                    self._file.without_initial_values.add(self._function.owner)
-                    return
+        listing = initial_values.listing(self._expressions, node)
+        if listing is not None:
+            try:
+                yield from [listing, *self._inner(node.body)]
+            except NotTranscribed:
+                if not self._file.constructs(self._function):
+                    raise
+                self._file.without_initial_values.add(self._function.owner)
+            return
         yield f"for {_bare(self._target(node.target))} in {_bare(self.code(node.iter))}:"
         yield from self._inner(node.body)
         if node.orelse:

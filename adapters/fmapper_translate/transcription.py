@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from fmapper.checkpoints import Drop, Rule, Rules
 from fmapper.translation import expr, text
 from fmapper.translation.source import format_code
 from fmapper.verification.files.proof import File as ProvedFile
 from fmapper.verification.files.proof import Proof
 from fmapper.verification.models.owners import source_of
 from fmapper.verification.models.trial import Trial
+from fmapper_translate import layers
 from fmapper_translate.arguments import find_arguments
 from fmapper_translate.files import File
 from fmapper_translate.recording import record
@@ -35,6 +37,8 @@ class Transcription:
         weights: The arrays that its `load_weights` takes, by their names in the source.
         aliases: Second names of these -> the first.
         fallen: Functions that are written by their operations -> the reason.
+        rules: The rules from the source's state dict to the state of the file's model; their
+            inverse leads back.
     """
 
     code: str
@@ -43,6 +47,7 @@ class Transcription:
     weights: Mapping[str, torch.Tensor] = field(repr=False)
     aliases: Mapping[str, str] = field(repr=False)
     fallen: Mapping[str, str] = field(default_factory=dict)
+    rules: Rules = field(default_factory=Rules, repr=False)
 
     def prove(
         self, model: nn.Module, inputs: Sequence[Any], *, only_evaluation: bool = False
@@ -118,7 +123,7 @@ def transcribe(
     first = {value.data_ptr(): name for name, value in reversed(weights.items()) if value.numel()}
     aliases = {name: first[value.data_ptr()] for name, value in saved.items()
                if name not in weights and value.data_ptr() in first}  # fmt: skip
-    file = File(recording, twin, aliases)
+    file = File(recording, twin)
     given = [file.value(value) for value in args]
     keywords = [ast.keyword(name, file.value(value)) for name, value in kwargs.items()]
     title = f"{cls.__name__} for Flax NNX, transcribed from {cls.__module__}"
@@ -130,4 +135,29 @@ def transcribe(
         if wrong <= file.distrusted:
             break
         file.distrusted |= wrong
-    return Transcription(format_code(code), cls.__name__, example, weights, aliases, file.fallen)
+    rules = _rules_of(twin, file.tied_names())
+    return Transcription(
+        format_code(code), cls.__name__, example, weights, aliases, file.fallen, rules
+    )
+
+
+def _rules_of(model: nn.Module, tied: Mapping[str, str]) -> Rules:
+    """Returns the rules from a state dict to the state of the file's model."""
+    places: dict[str, tuple[str, layers.Order]] = {}
+    for path, part in model.named_modules(remove_duplicate=False):
+        layer = layers.base_of(type(part))
+        for name in [*part._parameters, *part._buffers]:
+            key, order = layer.variable(name) if layer is not None else (name, None)
+            prefix = f"{path}." if path else ""
+            places[prefix + name] = prefix + key, order
+    saved = {name: value.numpy() for name, value in model.state_dict().items()
+             if name not in tied and "num_batches_tracked" not in name}  # fmt: skip
+
+    def rename(state: Mapping[str, Any]) -> dict[str, Any]:
+        named = [(places[name], array) for name, array in state.items()]
+        return {key: array.transpose(order) if order else array for (key, order), array in named}
+
+    drops: list[Rule] = [Drop(second, tied_to=first) for second, first in tied.items()]
+    if len(saved) + len(tied) < len(model.state_dict()):
+        drops.insert(0, Drop("{layer...}.num_batches_tracked", forget=True))
+    return Rules([*drops, *Rules.record(rename, saved, backend="numpy")])

@@ -1,0 +1,145 @@
+"""Parameters and buffers of modules: the variables of the file, read and written."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from fmapper.translation import expr, text
+from fmapper_translate import layers
+from fmapper_translate.operations import NotTranscribed
+
+if TYPE_CHECKING:
+    from fmapper_translate.expressions import Expressions
+
+
+def read(base: ast.expr, owner: nn.Module, name: str) -> ast.expr:
+    """Returns the code for the value of a module's array, in PyTorch's layout.
+
+    Args:
+        base: The code for the module.
+        owner: The module.
+        name: The array's name in PyTorch.
+    """
+    layer = layers.base_of(type(owner))
+    key, order = layer.variable(name) if layer is not None else (name, None)
+    array = expr(f"{{0}}.{key}[...]", base)
+    return array if order is None else _transpose(array, _inverse(order))
+
+
+def variable(expressions: Expressions, node: ast.expr) -> ast.expr:
+    """Returns the code for the variable of an expression that is an array of a module.
+
+    Raises:
+        NotTranscribed: It is something else.
+    """
+    events = expressions.events(node)
+    match node:
+        case ast.Attribute(value, "data"):
+            return variable(expressions, value)
+        case ast.Attribute(value, name):
+            owners = [event.parts[value].value for event in events if value in event.parts]
+            if not all(isinstance(item, nn.Module) for item in owners):
+                raise NotTranscribed("it is an array of no module")
+            found = (layers.base_of(type(owner)) for owner in owners)
+            keys = {layer.variable(name)[0] if layer is not None else name for layer in found}
+            base = expressions.code(value)
+            if len(keys) != 1 and name != "bias":  # which all layers call so
+                return expr(f"array_of({{0}}, {name!r})", base)
+            return ast.Attribute(base, keys.pop() if keys else name, ast.Load())
+        case ast.Name() if events and all(isinstance(x.value, nn.Parameter) for x in events):
+            return node
+    raise NotTranscribed("it is an array of no module")
+
+
+def _orders(expressions: Expressions, node: ast.expr) -> set[layers.Order]:
+    """Returns the orders of an array's dimensions in its variable; see `Layer.arrays`."""
+    if isinstance(node, ast.Attribute) and node.attr == "data":
+        return _orders(expressions, node.value)
+    return {expressions.file.order_of(item) for item in expressions.values(node)}
+
+
+def order(expressions: Expressions, node: ast.expr) -> layers.Order:
+    """Returns the order of an array's dimensions in its variable; see `Layer.arrays`.
+
+    Raises:
+        NotTranscribed: It is another one another time, or the array is of no module.
+    """
+    orders = _orders(expressions, node)
+    if len(orders) != 1:
+        raise NotTranscribed("its layout is another one for each layer")
+    return orders.pop()
+
+
+def has_sources_layout(expressions: Expressions, node: ast.expr) -> bool:
+    """Returns whether an array's dimensions are in the order of the source.
+
+    Raises:
+        NotTranscribed: They are at times, or the array is of no module.
+    """
+    kinds = {order is None for order in _orders(expressions, node)}
+    if len(kinds) != 1:
+        raise NotTranscribed("its layout is another one for each layer")
+    return kinds.pop()
+
+
+def write(expressions: Expressions, node: ast.expr, value: ast.expr) -> str:
+    """Returns the statement that gives an array of a module a value in PyTorch's layout."""
+    target, axes = variable(expressions, node), order(expressions, node)
+    made = value if axes is None else _transpose(value, axes)
+    return f"{text(target)}[...] = {text(made)}"
+
+
+def is_array(expressions: Expressions, node: ast.expr) -> bool:
+    """Returns whether an expression is an array of a module."""
+    values = expressions.values(node)
+    if not values or not all(isinstance(item, torch.Tensor) for item in values):
+        return False
+    try:
+        variable(expressions, node)
+    except NotTranscribed:
+        return False
+    return True
+
+
+def tie(expressions: Expressions, target: ast.Attribute, value: ast.expr) -> bool:
+    """Notes that a layer and an embedding have one matrix; the layer then is that table's."""
+    owners = expressions.values(target.value)
+    other = value.value if isinstance(value, ast.Attribute) else None
+    others = expressions.values(other) if other is not None else []
+    if len(owners) == 0 or len(others) == 0 or other is None:
+        return False
+    pairs = [(owners[-1], target.value), (others[-1], other)]
+    tables = [(item, node) for item, node in pairs if isinstance(item, nn.Embedding)]
+    linears = [item for item, _ in pairs if isinstance(item, nn.Linear) and item.bias is None]
+    if len(tables) != 1 or len(linears) != 1:
+        return False
+    table = text(expressions.code(tables[0][1]))
+    expressions.file.tie(linears[0], expressions.function, table)
+    return True
+
+
+def share(expressions: Expressions, target: ast.Attribute, value: ast.expr) -> str:
+    """Returns the statement that gives a module an array of another one, which both then have.
+
+    Raises:
+        NotTranscribed: They have it in other layouts.
+    """
+    owners = expressions.values(target.value)
+    layer = layers.base_of(type(owners[-1])) if owners else None
+    key, axes = layer.variable(target.attr) if layer is not None else (target.attr, None)
+    if axes != order(expressions, value):
+        raise NotTranscribed("both have other layouts")
+    shared = variable(expressions, value)
+    return f"{text(expressions.code(target.value))}.{key} = {text(shared)}"
+
+
+def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(order.index, range(len(order))))
+
+
+def _transpose(array: ast.expr, order: tuple[int, ...]) -> ast.expr:
+    return expr("{0}.T", array) if order == (1, 0) else expr("{0}.transpose({1})", array, order)

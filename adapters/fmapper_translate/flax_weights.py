@@ -1,0 +1,110 @@
+"""Arrays in files for Flax NNX: kinds, initial values, and names in the source's state dict.
+
+A file takes the source of what it names; `TIED` is a table of its own.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+TIED: dict[str, str] = {}
+
+
+class Buffer(nnx.Variable):  # type: ignore[type-arg]
+    """An array that is not trained."""
+
+
+class Constant(nnx.Variable):  # type: ignore[type-arg]
+    """An array that is not trained, and that a state dict does not have."""
+
+
+def uniform_init(low, high):
+    """Returns an initializer that draws uniformly from an interval."""
+
+    def init(key, shape, dtype=jnp.float32):
+        return jax.random.uniform(key, shape, dtype, low, high)
+
+    return init
+
+
+def normal_init(mean, std):
+    """Returns an initializer that draws from a normal distribution."""
+
+    def init(key, shape, dtype=jnp.float32):
+        return mean + std * jax.random.normal(key, shape, dtype)
+
+    return init
+
+
+def truncated_normal_init(mean=0.0, std=1.0, a=-2.0, b=2.0):
+    """Returns an initializer that draws from a normal distribution between a and b."""
+
+    def init(key, shape, dtype=jnp.float32):
+        low, high = (a - mean) / std, (b - mean) / std
+        return mean + std * jax.random.truncated_normal(key, low, high, shape, dtype)
+
+    return init
+
+
+def initialize(variable, init, rngs):
+    """Gives an array the values of an initializer."""
+    variable[...] = init(rngs.params(), variable.shape, variable.dtype)
+
+
+def array_of(layer, name):
+    """Returns the array of a layer that has a name in the source."""
+    keys = {theirs: key for key, (theirs, _) in getattr(layer, "source_arrays", {}).items()}
+    return getattr(layer, keys.get(name, name))
+
+
+def named_arrays(module, path=()):
+    """Yields the name of each array in the source, its variable, and its axes there."""
+    names = getattr(module, "source_arrays", {})
+    for key, value in vars(module).items():
+        if isinstance(value, nnx.Module):
+            yield from named_arrays(value, (*path, key))
+        elif isinstance(value, nnx.Param | nnx.BatchStat | Buffer):
+            name, axes = names.get(key, (key, None))
+            yield ".".join((*path, name)), value, axes
+
+
+def named_parameters(model):
+    """Yields the name of each parameter in the source, and its variable."""
+    for name, variable, _ in named_arrays(model):
+        if isinstance(variable, nnx.Param):
+            yield name, variable
+
+
+def load_weights(model, state):
+    """Fills a model with the arrays of the source's state dict; returns it.
+
+    Raises:
+        ValueError: Arrays are missing or left over, or have another shape.
+    """
+    arrays = {TIED.get(name, name): jnp.asarray(array) for name, array in state.items()}
+    filled = set()
+    for name, variable, axes in named_arrays(model):
+        if name in arrays:
+            array = arrays.pop(name)
+            array = array if axes is None else array.transpose(axes)
+            if array.shape != variable.shape:
+                raise ValueError(f"{name}: {array.shape} instead of {variable.shape}")
+            variable.set_value(array.astype(variable.dtype))
+            filled.add(id(variable))
+    missing = [name for name, variable, _ in named_arrays(model) if id(variable) not in filled]
+    left = [name for name in arrays if not name.endswith("num_batches_tracked")]
+    if missing or left:
+        raise ValueError(f"missing: {missing}; left over: {left}")
+    return model
+
+
+def source_state(model):
+    """Returns the arrays of a model by their names in the source, in its layouts."""
+    state = {}
+    for name, variable, axes in named_arrays(model):
+        array = variable[...]
+        back = axes and [axes.index(axis) for axis in range(array.ndim)]
+        state[name] = array.transpose(back) if back else array
+    return state | {second: state[first] for second, first in TIED.items()}

@@ -1,0 +1,232 @@
+"""Calls that give arrays their first values: `nn.init`, and methods such as `normal_`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from fmapper.translation import expr, text
+from fmapper_translate import arrays
+from fmapper_translate.expressions import Expressions
+from fmapper_translate.operations import NotTranscribed
+
+Code = Mapping[str, ast.expr]
+
+
+def is_initialization(callee: Any) -> bool:
+    """Returns whether a function is one of `nn.init`."""
+    return getattr(callee, "__module__", "") == nn.init.__name__
+
+
+def initialize(expressions: Expressions, call: ast.Call) -> str:
+    """Returns the statement that gives an array its first values as `nn.init` does.
+
+    Args:
+        expressions: The printer of the function.
+        call: The call.
+
+    Raises:
+        NotTranscribed: The distribution or the array has no counterpart.
+    """
+    callee = expressions.callee(call)
+    names = {str(key.arg): key.value for key in call.keywords}
+    given = inspect.signature(callee).bind(*call.args, **names)
+    given.apply_defaults()
+    target, *rest = given.arguments.items()
+    codes = {
+        name: expressions.code(value) if isinstance(value, ast.expr) else expr(repr(value))
+        for name, value in rest if name != "generator"
+    }  # fmt: skip
+    return _fill(expressions, target[1], callee.__name__, codes)
+
+
+def initialize_by_method(expressions: Expressions, call: ast.Call, func: ast.Attribute) -> str:
+    """Returns the statement for a method of an array that is not yet in use: `w.data.zero_()`.
+
+    Raises:
+        NotTranscribed: The array has no counterpart.
+    """
+    parameters = METHODS.get(func.attr)
+    if parameters is None:
+        return arrays.write(expressions, func.value, expressions.code(call))
+    names = {str(key.arg): key.value for key in call.keywords}
+    named = dict(zip(parameters, call.args, strict=False)) | names
+    codes = {
+        name: expressions.code(named[name]) if name in named else expr(repr(default))
+        for name, default in parameters.items()
+    }
+    return _fill(expressions, func.value, func.attr, codes)
+
+
+# Methods that list what is in a module -> the heads of loops over it; None for those without.
+_LISTINGS: Mapping[Any, str | None] = {
+    nn.Module.modules: "_, {0} in nnx.iter_modules({1})",
+    nn.Module.parameters: "_, {0} in named_parameters({1})",
+    nn.Module.named_parameters: "{0} in named_parameters({1})",
+    nn.Module.named_modules: None,
+    nn.Module.buffers: None,
+    nn.Module.named_buffers: None,
+}
+
+
+def listing(expressions: Expressions, node: ast.For) -> str | None:
+    """Returns the head of a loop over the modules or parameters of a module; None for another loop.
+
+    Raises:
+        NotTranscribed: It has no counterpart.
+    """
+    if not isinstance(node.iter, ast.Call) or not isinstance(node.iter.func, ast.Attribute):
+        return None
+    callee, func = expressions.callee(node.iter), node.iter.func
+    method = getattr(callee, "__func__", None)
+    if callee is None and not expressions.events(node.iter):
+        method = getattr(nn.Module, func.attr, None)
+    if method not in _LISTINGS:
+        return None
+    template = _LISTINGS[method]
+    if template is None or node.iter.args or node.iter.keywords:
+        raise NotTranscribed(f"{ast.unparse(node.iter)} has no counterpart")
+    target = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+    names = ", ".join(map(ast.unparse, target))
+    return f"for {template.format(names, text(expressions.code(func.value)))}:"
+
+
+def apply(expressions: Expressions, call: ast.Call) -> list[str]:
+    """Returns the loop for `model.apply(function)`: calls of the function with each module."""
+    assert isinstance(call.func, ast.Attribute)
+    target = expressions.values(call.args[0])[0]
+    function = expressions.file.recording.function_of(getattr(target, "func", target))
+    rngs = ", rngs=rngs" if function is not None and function.makes_modules else ""
+    owner, called = (text(expressions.code(node)) for node in (call.func.value, call.args[0]))
+    return [f"for _, module in nnx.iter_modules({owner}):", f"    {called}(module{rngs})"]
+
+
+# Methods of tensors -> their parameters and defaults.
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "normal_": {"mean": 0.0, "std": 1.0},
+    "uniform_": {"from": 0.0, "to": 1.0},
+    "zero_": {},
+    "fill_": {"value": 0.0},
+}
+
+
+def _fill(expressions: Expressions, target: ast.expr, name: str, codes: Code) -> str:
+    if isinstance(target, ast.Subscript) and name in _NUMBERS:
+        owner, index = expressions.code(target.value), expressions.code(target.slice)
+        value = next(iter(codes.values()), ast.Constant(_NUMBERS[name]))
+        made = expr("{0}.at[{1}].set({2})", owner, index, value)
+        return arrays.write(expressions, target.value, made)
+    variable = arrays.variable(expressions, target)
+    if name in _CONSTANTS:
+        return f"{text(variable)}[...] = {text(_CONSTANTS[name](variable, *codes.values()))}"
+    if name in _DRAWS:
+        made = _DRAWS[name](*codes.values())
+    elif name in _SCALED:
+        distribution, mode, scale = _SCALED[name](**codes)
+        made = expr(f"nnx.initializers.variance_scaling({{0}}, {mode!r}, {distribution!r})", scale)
+        made = _with_axes(made, expressions, target)
+    else:
+        raise NotTranscribed(f"{name} has no counterpart")
+    return text(expr("initialize({0}, {1}, rngs)", variable, made))
+
+
+def _with_axes(made: ast.expr, expressions: Expressions, target: ast.expr) -> ast.expr:
+    """Adds which axes are those of inputs and outputs, where an array has PyTorch's layout."""
+    if arrays.has_sources_layout(expressions, target):
+        assert isinstance(made, ast.Call)
+        axes = {"in_axis": 1, "out_axis": 0}
+        made.keywords += [ast.keyword(name, ast.Constant(axis)) for name, axis in axes.items()]
+    return made
+
+
+# --- constants ------------------------------------------------------------------------------------
+
+
+def _full(variable: ast.expr, value: ast.expr) -> ast.expr:
+    return expr("jnp.full_like({0}, {1})", variable, value)
+
+
+_CONSTANTS: Mapping[str, Callable[..., ast.expr]] = {
+    "zeros_": lambda variable: expr("jnp.zeros_like({0})", variable),
+    "ones_": lambda variable: expr("jnp.ones_like({0})", variable),
+    "eye_": lambda variable: expr("jnp.eye(*{0}.shape)", variable),
+    "constant_": _full,
+    "fill_": _full,
+    "zero_": lambda variable: expr("jnp.zeros_like({0})", variable),
+}
+
+_NUMBERS = {"zeros_": 0.0, "ones_": 1.0, "constant_": 0.0, "fill_": 0.0, "zero_": 0.0}
+
+# --- distributions --------------------------------------------------------------------------------
+
+
+def _uniform(low: ast.expr, high: ast.expr) -> ast.expr:
+    is_zero = isinstance(low, ast.Constant) and low.value == 0
+    return expr("nnx.initializers.uniform({0})", high) if is_zero else expr(
+        "uniform_init({0}, {1})", low, high
+    )  # fmt: skip
+
+
+def _normal(mean: ast.expr, std: ast.expr) -> ast.expr:
+    is_zero = isinstance(mean, ast.Constant) and mean.value == 0
+    return expr("nnx.initializers.normal({0})", std) if is_zero else expr(
+        "normal_init({0}, {1})", mean, std
+    )  # fmt: skip
+
+
+def _truncated(mean: ast.expr, std: ast.expr, a: ast.expr, b: ast.expr) -> ast.expr:
+    defaults = {"mean": (mean, 0.0), "std": (std, 1.0), "a": (a, -2.0), "b": (b, 2.0)}
+    keywords = [
+        ast.keyword(name, code)
+        for name, (code, default) in defaults.items()
+        if text(code) != repr(default)
+    ]
+    return ast.Call(expr("truncated_normal_init"), [], keywords)
+
+
+_DRAWS: Mapping[str, Callable[..., ast.expr]] = {
+    "uniform_": _uniform,
+    "normal_": _normal,
+    "trunc_normal_": _truncated,
+    "orthogonal_": lambda gain: (
+        expr("nnx.initializers.orthogonal()")
+        if text(gain) in ("1", "1.0")
+        else expr("nnx.initializers.orthogonal({0})", gain)
+    ),
+}
+
+Scaled = tuple[str, str, ast.expr]  # distribution, mode, and scale of the variance
+
+
+def _square(gain: ast.expr) -> ast.expr:
+    if isinstance(gain, ast.Constant) and isinstance(gain.value, int | float):
+        return ast.Constant(float(gain.value) ** 2)
+    return expr("{0} ** 2", gain)
+
+
+def _xavier(distribution: str) -> Callable[..., Scaled]:
+    return lambda gain: (distribution, "fan_avg", _square(gain))
+
+
+def _kaiming(distribution: str) -> Callable[..., Scaled]:
+    def scaled(a: ast.expr, mode: ast.expr, nonlinearity: ast.expr) -> Scaled:
+        kind, fan = ast.literal_eval(nonlinearity), ast.literal_eval(mode)
+        if kind != "leaky_relu":
+            return distribution, fan, ast.Constant(round(nn.init.calculate_gain(kind) ** 2, 12))
+        if isinstance(a, ast.Constant):
+            return distribution, fan, ast.Constant(2 / (1 + a.value**2))  # type: ignore[operator]
+        return distribution, fan, expr("2 / (1 + {0} ** 2)", a)
+
+    return scaled
+
+
+_SCALED: Mapping[str, Callable[..., Scaled]] = {
+    "xavier_uniform_": _xavier("uniform"),
+    "xavier_normal_": _xavier("normal"),
+    "kaiming_uniform_": _kaiming("uniform"),
+    "kaiming_normal_": _kaiming("normal"),
+}
