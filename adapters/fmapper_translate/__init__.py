@@ -8,9 +8,13 @@ disagree, or something has no counterpart, `NotTranscribed` says what.
 functions   the functions of the source that ran, and their code with probes in it
 recording   the table of what each expression gave and ran
 expressions, statements, operations   how they are printed
+arrays, initial_values   parameters and buffers, and how they begin
 layers      the table of layers
+flax/       layers and functions that files take along
+fallback    functions by their operations
 files       a file: classes, functions, helpers, `load_weights`
-proof       compares a file with its model
+witness     the functions of a file that give something else than the source's
+transcription   all of it, and the proof of a file
 """
 
 from fmapper_translate.operations import NotTranscribed

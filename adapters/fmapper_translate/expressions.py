@@ -16,7 +16,7 @@ from torch import nn
 
 from fmapper.translation import expr, literal, text
 from fmapper_translate import arrays, layers
-from fmapper_translate.constructions import make_activation, make_layer, make_partial
+from fmapper_translate.flax.constructions import make_activation, make_layer, make_partial
 from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.operations import (
     Given,

@@ -20,7 +20,9 @@ from torch import nn
 
 from fmapper.translation import Helper, expr, helpers_of, literal, names_in, print_imports, text
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
-from fmapper_translate import flax_layers, flax_weights, layers
+from fmapper_translate import layers
+from fmapper_translate.flax import layers as flax_layers
+from fmapper_translate.flax import weights as flax_weights
 from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.operations import NotTranscribed
 from fmapper_translate.recording import Recording
@@ -378,8 +380,8 @@ class File:
         made: Any = next((vars(item)[own] for item in places if own in vars(item)), None)
         is_stand_in = name in ("max_pool", "avg_pool", "adaptive_avg_pool")
         if getattr(made, "__module__", "") in _HELPERS and not is_stand_in:
-            source = inspect.getsource(made).replace("  # type: ignore[type-arg]", "")
-            code = "\n".join(line.replace("  # fmt: skip", "") for line in source.splitlines())
+            rows = inspect.getsource(made).replace("  # fmt: skip", "").splitlines()
+            code = "\n".join(row.partition("  # type: ignore")[0] for row in rows)
             return Helper(self._rename(code) if self._renamed else code)
         return self.dialect.helper(name)
 

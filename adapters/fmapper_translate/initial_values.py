@@ -73,7 +73,7 @@ _LISTINGS: Mapping[Any, str | None] = {
 }
 
 
-def listing(expressions: Expressions, node: ast.For) -> str | None:
+def loop_head(expressions: Expressions, node: ast.For) -> str | None:
     """Returns the head of a loop over the modules or parameters of a module; None for another loop.
 
     Raises:
@@ -178,20 +178,20 @@ def _normal(mean: ast.expr, std: ast.expr) -> ast.expr:
     )  # fmt: skip
 
 
-def _truncated(mean: ast.expr, std: ast.expr, a: ast.expr, b: ast.expr) -> ast.expr:
+def _trunc_normal(mean: ast.expr, std: ast.expr, a: ast.expr, b: ast.expr) -> ast.expr:
     defaults = {"mean": (mean, 0.0), "std": (std, 1.0), "a": (a, -2.0), "b": (b, 2.0)}
     keywords = [
         ast.keyword(name, code)
         for name, (code, default) in defaults.items()
         if text(code) != repr(default)
     ]
-    return ast.Call(expr("truncated_normal_init"), [], keywords)
+    return ast.Call(expr("trunc_normal_init"), [], keywords)
 
 
 _DRAWS: Mapping[str, Callable[..., ast.expr]] = {
     "uniform_": _uniform,
     "normal_": _normal,
-    "trunc_normal_": _truncated,
+    "trunc_normal_": _trunc_normal,
     "orthogonal_": lambda gain: (
         expr("nnx.initializers.orthogonal()")
         if text(gain) in ("1", "1.0")
@@ -212,8 +212,8 @@ def _xavier(distribution: str) -> Callable[..., Scaled]:
     return lambda gain: (distribution, "fan_avg", _square(gain))
 
 
-def _kaiming(distribution: str) -> Callable[..., Scaled]:
-    def scaled(a: ast.expr, mode: ast.expr, nonlinearity: ast.expr) -> Scaled:
+def _he(distribution: str) -> Callable[..., Scaled]:
+    def scale(a: ast.expr, mode: ast.expr, nonlinearity: ast.expr) -> Scaled:
         kind, fan = ast.literal_eval(nonlinearity), ast.literal_eval(mode)
         if kind != "leaky_relu":
             return distribution, fan, ast.Constant(round(nn.init.calculate_gain(kind) ** 2, 12))
@@ -221,12 +221,12 @@ def _kaiming(distribution: str) -> Callable[..., Scaled]:
             return distribution, fan, ast.Constant(2 / (1 + a.value**2))  # type: ignore[operator]
         return distribution, fan, expr("2 / (1 + {0} ** 2)", a)
 
-    return scaled
+    return scale
 
 
 _SCALED: Mapping[str, Callable[..., Scaled]] = {
     "xavier_uniform_": _xavier("uniform"),
     "xavier_normal_": _xavier("normal"),
-    "kaiming_uniform_": _kaiming("uniform"),
-    "kaiming_normal_": _kaiming("normal"),
+    "kaiming_uniform_": _he("uniform"),
+    "kaiming_normal_": _he("normal"),
 }

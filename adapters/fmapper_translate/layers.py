@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fmapper_translate import flax_layers
+from fmapper_translate.flax import layers as flax_layers
 
 Order = tuple[int, ...] | None
 _NONE: Mapping[str, Any] = MappingProxyType({})

@@ -415,10 +415,10 @@ class Statements:
         return any(isinstance(item, ast.expr) and self._is_device(item) for item in ast.walk(test))
 
     def _for(self, node: ast.For) -> Iterator[str]:
-        listing = initial_values.listing(self._expressions, node)
-        if listing is not None:
+        head = initial_values.loop_head(self._expressions, node)
+        if head is not None:
             try:
-                yield from [listing, *self._inner(node.body)]
+                yield from [head, *self._inner(node.body)]
             except NotTranscribed:
                 if not self._file.constructs(self._function):
                     raise

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fmapper_translate.flax_weights import uniform_init
+from fmapper_translate.flax.weights import uniform_init
 
 
 def repeat(size: Any, count: int) -> tuple[int, ...]:
@@ -102,14 +102,14 @@ class Conv2d(Conv1d):
     """A convolution of images with the channels first."""
 
     rank = 2
-    source_arrays = {"kernel": ("weight", (2, 3, 1, 0))}
+    source_arrays = {"kernel": ("weight", (2, 3, 1, 0))}  # type: ignore[dict-item]
 
 
 class Conv3d(Conv1d):
     """A convolution of volumes with the channels first."""
 
     rank = 3
-    source_arrays = {"kernel": ("weight", (2, 3, 4, 1, 0))}
+    source_arrays = {"kernel": ("weight", (2, 3, 4, 1, 0))}  # type: ignore[dict-item]
 
 
 class ConvTranspose2d(nnx.ConvTranspose):

@@ -38,7 +38,7 @@ def normal_init(mean, std):
     return init
 
 
-def truncated_normal_init(mean=0.0, std=1.0, a=-2.0, b=2.0):
+def trunc_normal_init(mean=0.0, std=1.0, a=-2.0, b=2.0):
     """Returns an initializer that draws from a normal distribution between a and b."""
 
     def init(key, shape, dtype=jnp.float32):

@@ -1,0 +1,6 @@
+"""Files for Flax NNX: how layers are made, and the code that files take along.
+
+layers   layers with PyTorch's arguments, initial values and layouts of images
+weights  initial values, and `load_weights`
+constructions  calls of layers' constructors
+"""
