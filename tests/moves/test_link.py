@@ -37,8 +37,8 @@ class HostPieces(_link._Pieces):
 
     started: ClassVar[list[int]] = []  # bytes of every copy
 
-    def __init__(self, device):
-        self.device, self.must_wait, self.then = device, False, []
+    def __init__(self, device, are_bare):
+        self.device, self.are_bare, self.must_wait, self.then = device, are_bare, False, []
 
     def allocate(self, like):
         self._wait(_link.UNDER_WAY - 1)

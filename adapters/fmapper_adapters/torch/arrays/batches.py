@@ -45,7 +45,7 @@ def _ordinary_to_device(
     tensors: Sequence[torch.Tensor], device: torch.device
 ) -> list[torch.Tensor]:
     """Moves tensors that need no question each."""
-    results = _cross(tensors, device)
+    results = _cross(tensors, device, are_bare=True)
     grads = [tensor.grad for tensor in tensors]
     owners = [at for at, grad in enumerate(grads) if grad is not None]
     try:
@@ -136,10 +136,10 @@ def carry(
     """
     upwards = device.type != "cpu"
     if _host.are_bare(tensors, upwards) and not any(map(_requires_grad, tensors)):
-        return _cross(tensors, device)
+        return _cross(tensors, device, are_bare=True)
     batch = [at for at, t in enumerate(tensors) if t.is_cpu == upwards and _is_bare(t)]
     try:
-        copies = _cross([tensors[at] for at in batch], device)
+        copies = _cross([tensors[at] for at in batch], device, are_bare=False)
     except BatchError as error:
         raise BatchError(batch[error.index]) from error.__cause__
     results = dict(zip(batch, copies, strict=True))
@@ -177,12 +177,14 @@ def take(data: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
     return [results[at] for at in range(len(data))]
 
 
-def _cross(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+def _cross(
+    tensors: Sequence[torch.Tensor], device: torch.device, *, are_bare: bool
+) -> list[torch.Tensor]:
     """Copies strided tensors between the host and a device, without a history."""
     with torch.no_grad():
         if device.type != "cpu":
-            return pinned.upload(tensors, device)
-        return pinned.download(tensors)
+            return pinned.upload(tensors, device, are_bare=are_bare)
+        return pinned.download(tensors, are_bare=are_bare)
 
 
 def _is_bare(tensor: Any) -> bool:

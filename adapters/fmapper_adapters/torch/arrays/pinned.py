@@ -47,21 +47,25 @@ _nbytes = attrgetter("nbytes")
 _address = torch.Tensor.data_ptr
 
 
-def upload(tensors: Tensors, device: torch.device) -> list[torch.Tensor]:
+def upload(tensors: Tensors, device: torch.device, *, are_bare: bool = False) -> list[torch.Tensor]:
     """Copies tensors from the host to a device.
 
     The caller may change the sources as soon as this returns, and use the results on the current
-    stream. Strides are those of `tensor.to(device)`. The tensors must be strided and not require a
-    gradient.
+    stream. Strides are those of `tensor.to(device)`.
+
+    Args:
+        tensors: Strided tensors, without a history while gradients are recorded.
+        device: The device.
+        are_bare: Whether all tensors are known to be contiguous and not lazy.
 
     Raises:
         BatchError: A tensor could not be transferred, for example for lack of memory. No memory of
             the call remains in use, not even while the error is held.
     """
-    return _cross(tensors, device, device, _send_up)
+    return _cross(tensors, device, device, _send_up, are_bare)
 
 
-def download(tensors: Tensors) -> list[torch.Tensor]:
+def download(tensors: Tensors, *, are_bare: bool = False) -> list[torch.Tensor]:
     """Copies tensors from their devices to pageable memory of the host.
 
     It waits for the values: when it returns, the results are complete and the sources may be
@@ -74,7 +78,7 @@ def download(tensors: Tensors) -> list[torch.Tensor]:
     for device, indices in places.items():
         group = [tensors[index] for index in indices]
         try:
-            copies = _cross(group, torch.device("cpu"), device, _send_down)
+            copies = _cross(group, torch.device("cpu"), device, _send_down, are_bare)
         except BatchError as error:
             results.clear()
             raise BatchError(indices[error.index]) from error.__cause__
@@ -87,52 +91,49 @@ def _cross(
     target: torch.device,
     remote: torch.device,
     send: Callable[[_Pieces, Tensors, Tensors], None],
+    are_bare: bool,
 ) -> list[torch.Tensor]:
-    results: dict[int, torch.Tensor] = {}
+    results: list[torch.Tensor] = []
     group = [0]
     try:
         if _is_plain(tensors, remote):
-            for index, tensor in enumerate(tensors):
-                group[:] = [index]
-                results[index] = tensor.to(target, copy=True)
+            results.extend(map(partial(torch.Tensor.to, device=target, copy=True), tensors))
         else:
-            _fill(results, group, tensors, target, _Pieces(remote), send)
+            # All before the first is copied, as that takes long, and the driver waits to allocate.
+            results.extend(map(partial(torch.empty_like, device=target), tensors))
+            _fill(results, group, tensors, _Pieces(remote, are_bare), send)
     except BatchError:
         results.clear()
         raise
     except Exception as error:
-        index = next((index for index in group if index not in results), group[0])
+        index = len(results) if len(results) < len(tensors) else group[0]
         results.clear()
         raise BatchError(index) from error.with_traceback(None)  # its frames hold tensors
-    return list(map(results.__getitem__, range(len(tensors))))
+    return results
 
 
 def _fill(
-    results: dict[int, torch.Tensor],
+    results: Tensors,
     group: list[int],
     tensors: Tensors,
-    target: torch.device,
     pieces: _Pieces,
     send: Callable[[_Pieces, Tensors, Tensors], None],
 ) -> None:
-    """Fills in the results; `group` always holds the indices of the tensors in flight."""
-    with _workers(tensors, pieces.device, send) as pieces.workers:
-        for group[:] in _groups(tensors):
-            for index in group:
-                results[index] = torch.empty_like(tensors[index], device=target)
+    """Fills the results; `group` always holds the indices of the tensors in flight."""
+    sizes = list(map(_nbytes, tensors))
+    with _workers(sizes, pieces.device, send) as pieces.workers:
+        for group[:] in _groups(tensors, sizes):
             pieces.index = group[0]
-            # CUDA divides by the size of what it splits, so empty tensors are not sent.
-            if full := [index for index in group if tensors[index].nbytes]:
-                send(pieces, [tensors[i] for i in full], [results[i] for i in full])
+            send(pieces, [tensors[i] for i in group], [results[i] for i in group])
         pieces.finish()
 
 
 def _workers(
-    tensors: Tensors, remote: torch.device, send: Callable[[_Pieces, Tensors, Tensors], None]
+    sizes: Sequence[int], remote: torch.device, send: Callable[[_Pieces, Tensors, Tensors], None]
 ) -> AbstractContextManager[Workers | None]:
     """Returns threads for a large download: one is slow at writing new memory."""
     if send is _send_down and remote.type != "cpu" and threads_for_memory() > 1:
-        large = sum(nbytes for nbytes in map(_nbytes, tensors) if nbytes > SMALL)
+        large = sum(nbytes for nbytes in sizes if nbytes > SMALL)
         return Workers(remote) if large >= _MUCH else nullcontext()
     return nullcontext()
 
@@ -143,14 +144,16 @@ def _is_plain(tensors: Tensors, remote: torch.device) -> bool:
     return few or remote.type in {"cpu", "meta", "mps"}
 
 
-def _groups(tensors: Tensors) -> Iterator[list[int]]:
-    """Yields the indices to transfer together: large tensors alone, small ones by dtype."""
-    sizes = list(map(_nbytes, tensors))
+def _groups(tensors: Tensors, sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Yields the indices to transfer together: large tensors alone, small ones by dtype.
+
+    Empty ones are left out: CUDA divides by the size of what it splits.
+    """
     packs: dict[torch.dtype, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        if sizes[index] > SMALL:
+    for index, (tensor, nbytes) in enumerate(zip(tensors, sizes, strict=True)):
+        if nbytes > SMALL:
             yield [index]
-        else:
+        elif nbytes:
             packs.setdefault(tensor.dtype, []).append(index)
     for pack in packs.values():
         start = nbytes = 0
@@ -165,8 +168,9 @@ def _groups(tensors: Tensors) -> Iterator[list[int]]:
 class _Pieces:
     """The pieces under way between the host and a device, on its current stream."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, are_bare: bool = False) -> None:
         self.device = device
+        self.are_bare = are_bare  # contiguous and not lazy
         self.must_wait = False  # for the last piece, before the call returns
         self.workers: Workers | None = None  # threads for large tensors
         self.index = 0  # of the tensor whose pieces are sent
@@ -203,7 +207,7 @@ class _Pieces:
 
 def _send_up(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
     if sources[0].nbytes <= SMALL:
-        sources = _all_dense(sources)
+        sources = sources if pieces.are_bare else _all_dense(sources)
         places = _all_flat(results)
         sizes = list(map(torch.Tensor.numel, places))
         piece = pieces.allocate(places[0].new_empty(sum(sizes), device="meta"))
@@ -226,7 +230,7 @@ def _send_up(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
 def _send_down(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
     pieces.must_wait = True
     if sources[0].nbytes <= SMALL:
-        staged = torch.cat(_all_flat(_all_dense(sources)))
+        staged = torch.cat(_all_flat(sources if pieces.are_bare else _all_dense(sources)))
         piece = pieces.allocate(staged)
         pieces.start(piece, staged, partial(_unpack, piece, results))
         return
