@@ -38,13 +38,14 @@ def match(a: Any, b: Any) -> list[tuple[Any, Any, Any]] | str | None:
 def parts_of(x: Any) -> dict[Any, Any] | None:
     """Returns the parts of a structure by key; None for a leaf.
 
-    The parts of an object are its children or attributes that hold arrays.
+    The parts of an object are its children or attributes that hold arrays. One that has no node
+    type and no arrays is a leaf.
     """
     members = _members(x)
     if members is None or isinstance(x, Mapping | list | tuple):
         return members
     parts = {key: y for key, y in members.items() if isinstance(key, int) or _holds_arrays(y)}
-    return parts or None
+    return parts if parts or isinstance(kind_of(type(x)), NodeType) else None
 
 
 def _members(x: Any) -> dict[Any, Any] | None:

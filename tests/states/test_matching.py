@@ -1,9 +1,11 @@
 """The parts of two structures, paired by name."""
 
+from collections import namedtuple
 from types import SimpleNamespace
 
 import pytest
 
+import fmapper
 from fmapper.states.matching import match, parts_of
 
 np = pytest.importorskip("numpy")
@@ -25,3 +27,13 @@ def test_an_object_may_hold_itself():
     empty = SimpleNamespace(size=3)
     empty.itself = [empty]
     assert parts_of(empty) is None
+
+
+def test_a_functor_without_arrays_matches_an_empty_record():
+    @fmapper.functor(children=("keys",))
+    class Empty:
+        keys = None
+
+    assert parts_of(Empty()) == {}
+    assert match(Empty(), namedtuple("Empty", "")()) == []
+    assert match(3, ()) is None

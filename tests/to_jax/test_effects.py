@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -110,3 +111,17 @@ def test_what_draws_nothing_runs_with_one_seed(
     monkeypatch.setattr(check, "run", note)
     fmapper.convert(Attention().eval(), "jax", (torch.randn(2, 4, 8),))
     assert used == seeds
+
+
+def test_a_deep_copy_is_written_without_its_source() -> None:
+    def loop(x: Any) -> Any:
+        states = [{"sum": x.detach() * 2}]
+        states += copy.deepcopy([states[0], states[0]])
+        states[1]["sum"].add_(x)
+        assert states[1] is states[2]
+        return states[0]["sum"], states[2]["sum"]
+
+    model = fmapper.convert(converting.Function(loop), "jax", (torch.ones(2),))
+    kept, written = model(np.full(2, 3.0, "float32"))
+    assert np.asarray(kept).tolist() == [6, 6]
+    assert np.asarray(written).tolist() == [9, 9]
