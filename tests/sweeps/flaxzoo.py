@@ -186,8 +186,8 @@ def _opened_linen(module: Any, variables: Any) -> tuple[Any, Callable[..., Any]]
 
     variables = nn.meta.unbox(variables)
 
-    def run(params: Any, args: Any, kwargs: Any) -> Any:
-        given = {**variables, "params": params}
+    def run(trained: Any, args: Any, kwargs: Any) -> Any:
+        given = {**variables, **trained}
         if not kwargs.get("mutable"):
             return module.apply(given, *args, **kwargs), {}
         output, updates = module.apply(given, *args, **kwargs)
@@ -201,7 +201,7 @@ def _opened_linen(module: Any, variables: Any) -> tuple[Any, Callable[..., Any]]
                 kept[".".join((name, *map(str, path)))] = value
         return (output, new) if new else output, kept
 
-    return variables.get("params", {}), run
+    return {name: variables[name] for name in ("params",) if name in variables}, run
 
 
 def _opened_nnx(model: Any) -> tuple[Any, Callable[..., Any]]:
