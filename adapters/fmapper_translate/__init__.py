@@ -8,7 +8,9 @@ disagree, or something has no counterpart, `NotTranscribed` says what.
 functions   the functions of the source that ran, and their code with probes in it
 recording   the table of what each expression gave and ran
 expressions, statements, operations   how they are printed
-arrays, initial_values   parameters and buffers, and how they begin
+calls       functions that become others
+arrays      parameters and buffers
+constructors/  what constructors are given and do
 layers      the table of layers
 flax/       layers and functions that files take along
 fallback    functions by their operations

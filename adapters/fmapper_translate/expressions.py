@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from fmapper.translation import expr, literal, text
-from fmapper_translate import arrays, layers
+from fmapper_translate import arrays, calls, layers
+from fmapper_translate.constructors import numbers
 from fmapper_translate.flax.constructions import make_activation, make_layer, make_partial
 from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.operations import (
@@ -23,7 +24,6 @@ from fmapper_translate.operations import (
     NotTranscribed,
     Operations,
     dtype_name,
-    negate,
     plain,
 )
 from fmapper_translate.recording import Event
@@ -36,6 +36,7 @@ _SIMPLE = bool | int | float | str | None
 _SIZES = {"dim": "{0}.ndim", "ndimension": "{0}.ndim", "numel": "{0}.size", "nelement": "{0}.size"}
 _ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "real", "imag", "itemsize", "nbytes"})
 _DEVICES = frozenset({"device", "dtype", "pin_memory", "requires_grad", "non_blocking"})
+_TABLES = frozenset({"_modules", "_parameters", "_buffers"})  # of modules
 NEW_NAMES = {"forward": "__call__"}
 
 
@@ -56,6 +57,8 @@ class Expressions:
         self.function = function
         self._events = file.recording.events
         self._codes: dict[ast.AST, ast.expr] = {}
+        constructs = file.constructs(function)
+        self._of_numbers = numbers.tensors_of_numbers(function) if constructs else set()
         self._bound = {
             node.id for node in function.nodes
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
@@ -72,7 +75,8 @@ class Expressions:
             NotTranscribed: There is none, or another one for another evaluation.
         """
         if node not in self._codes:
-            self._codes[node] = self._code(node)
+            made = self._code(node)
+            self._codes[node] = numbers.in_numpy(made) if node in self._of_numbers else made
         return literal(self._codes[node])
 
     def events(self, node: ast.expr) -> list[Event]:
@@ -205,6 +209,9 @@ class Expressions:
         return self._copy(node)
 
     def _subscript(self, node: ast.Subscript, event: Event) -> ast.expr:
+        if isinstance(node.value, ast.Attribute) and node.value.attr in _TABLES:
+            owner, key = self.code(node.value.value), self.code(node.slice)
+            return expr("getattr({0}, {1})", owner, key)
         made: ast.Subscript = self._rebuild(node)
         if isinstance(event.value, torch.Tensor):
             made.slice = _index(made.slice)
@@ -325,10 +332,12 @@ class Expressions:
                 func = func.value if is_object else func  # but `super().__call__(x)`
             return self._plain_call(node, func, more)
         if callee is isinstance and event is not None:
-            return self._isinstance(node)
+            return calls.isinstance_(self, node)
         if callee is nn.functional.dropout:
-            return self._dropout(node)
-        if callee in (torch.tensor, torch.as_tensor):
+            return calls.dropout(self, node)
+        if callee is torch.autograd.Variable:
+            return self.code(node.args[0])
+        if callee in (torch.tensor, torch.as_tensor, torch.from_numpy):
             assert isinstance(value, torch.Tensor)
             dtype = self.file.dialect.dtype(dtype_name(value.dtype))
             return expr("jnp.array({0}, {1})", self.code(node.args[0]), dtype)
@@ -341,26 +350,6 @@ class Expressions:
         if isinstance(node.func, ast.Name) and node.func.id == "super":
             return node
         return self._plain_call(node, self.code(node.func), [])
-
-    def _isinstance(self, node: ast.Call) -> ast.expr:  # without layers that the file lacks
-        value, kinds = node.args
-        listed = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
-        kept = [item for item in listed if not set(self.values(item)) & self.file.absent]
-        if not kept:
-            return ast.Constant(False)
-        made = self.code(kept[0] if len(kept) == 1 else ast.Tuple(kept, ast.Load()))
-        return expr("isinstance({0}, {1})", self.code(value), made)
-
-    def _dropout(self, node: ast.Call) -> ast.expr:
-        named = {str(key.arg): key.value for key in node.keywords}
-        given = inspect.signature(nn.functional.dropout).bind(*node.args, **named).arguments
-        rate = self.code(given["p"]) if "p" in given else expr("0.5")
-        training = self.code(given["training"]) if "training" in given else expr("True")
-        if not self.file.is_module(self.function.owner):
-            raise NotTranscribed("a function has no random numbers")
-        self.file.draws.add(self.function.owner)
-        return expr("dropout({0}, {1}, self.rngs, deterministic={2})",
-                    self.code(given["input"]), rate, negate(training))  # fmt: skip
 
     def _plain_call(self, node: ast.Call, func: ast.expr, more: list[ast.keyword]) -> ast.Call:
         kept = [key for key in node.keywords if not self._is_device(key.value)]
@@ -407,6 +396,8 @@ class Expressions:
             return expr("{0}[{1}]", shape, self.code(given[0])) if given else shape
         if name in _SIZES:
             return expr(_SIZES[name], self.code(func.value))
+        if name in numbers.METHODS and self.file.constructs(self.function):
+            return self._plain_call(node, ast.Attribute(self.code(func.value), name), [])
         if name == "is_floating_point":
             return expr("jnp.issubdtype({0}.dtype, jnp.floating)", self.code(func.value))
         if event.value is base and not event.operations:

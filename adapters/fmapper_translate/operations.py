@@ -133,19 +133,9 @@ class Operations:
         picked = None if whole or not is_several else frozenset({0})
         p = Printing(call, literal, picked, self._key)
         printer = _IDIOMS.get(base) or self._dialect.printer(call.op)
-        if printer is not None:
-            try:
-                printed = printer(p, *args, **kwargs)
-            except (
-                TypeError,
-                AttributeError,
-            ):  # it computes with a number, for which it was given code
-                self._is_literal = True
-                args, kwargs = self._arguments(operation)
-                self._is_literal = False
-                printed = printer(p, *args, **kwargs)
-            if printed is not None:
-                return literal(printed)
+        printed = None if printer is None else self._print(printer, p, operation)
+        if printed is not None:
+            return literal(printed)
         try:
             helper = self._dialect.fallback(call)
         except ConversionError:
@@ -156,6 +146,16 @@ class Operations:
         return ast.Call(
             ast.Name(helper, ast.Load()), [self._plain(item) for item in args], keywords
         )
+
+    def _print(self, printer: Callable[..., Any], p: Printing, operation: Operation) -> Any:
+        args, kwargs = self._arguments(operation)
+        try:
+            return printer(p, *args, **kwargs)
+        except (TypeError, AttributeError):  # of a printer that computes with what is code
+            self._is_literal = True
+            args, kwargs = self._arguments(operation)
+            self._is_literal = False
+            return printer(p, *args, **kwargs)
 
     def _parts(self, operation: Operation) -> ast.expr:
         """Returns the code for an operation that is composed of others."""
@@ -443,6 +443,14 @@ def _max_pool(
     strides = window if not strides else strides * 2 if len(strides) == 1 else strides
     return expr("max_pool({0}, {1}, {2}, padding={3}, ceil_mode={4})",
                 x, window, tuple(strides), padding, ceil_mode)  # fmt: skip
+
+
+@_idiom("rand")
+def _rand(p: Printing, size: Any, *, dtype: Any = None) -> Any:
+    if not p.dtype.startswith("complex"):
+        return expr("jax.random.uniform({0}, {1})", p.key(), tuple(size))
+    parts = (expr("jax.random.uniform({0}, {1})", p.key(), tuple(size)) for _ in range(2))
+    return expr("jax.lax.complex({0}, {1})", *parts)
 
 
 @_idiom("one_hot")

@@ -255,13 +255,13 @@ def _parts_of(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def record(
-    make: Callable[[], torch.nn.Module], call: Callable[[torch.nn.Module], object]
+    make: Callable[[], torch.nn.Module], calls: Sequence[Callable[[torch.nn.Module], object]]
 ) -> tuple[Recording, torch.nn.Module]:
-    """Makes a model, calls it in evaluation and in training, and returns what its source did.
+    """Makes a model, calls it in evaluation, then in training, and returns what its source did.
 
     Args:
         make: Returns the model.
-        call: Calls it.
+        calls: Call it, each with other inputs.
     """
     made: list[torch.nn.Module] = []
     recording = Recording()
@@ -271,8 +271,10 @@ def record(
         made.append(model)
         recording.made = len(recording.activations)
         with torch.no_grad():
-            call(model.eval())
-            call(model.train())
+            for call in calls:
+                call(model.eval())
+            for call in calls:
+                call(model.train())
 
     def classes() -> list[type]:
         return list({type(part) for part in made[0].modules()})

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from fmapper.translation import expr, text
-from fmapper_translate import arrays, initial_values, layers
+from fmapper_translate import arrays, layers
+from fmapper_translate.constructors import initial_values
 from fmapper_translate.expressions import NEW_NAMES, Expressions, Unnamed
 from fmapper_translate.fallback import operations_of
 from fmapper_translate.functions import Function

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +19,12 @@ from fmapper.verification.files.proof import Proof
 from fmapper.verification.models.owners import source_of
 from fmapper.verification.models.trial import Trial
 from fmapper_translate import layers
-from fmapper_translate.arguments import find_arguments
+from fmapper_translate.constructors.arguments import find_arguments
 from fmapper_translate.files import File
 from fmapper_translate.recording import record
 from fmapper_translate.witness import functions_that_differ
 
+Inputs = tuple[Any, ...]
 _EXAMPLE = "make_example"
 
 
@@ -93,14 +95,15 @@ class Transcription:
 
 def transcribe(
     model: nn.Module,
-    inputs: Sequence[Any],
+    inputs: Inputs | list[Inputs],
     arguments: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
 ) -> Transcription:
     """Writes a model of PyTorch as a file for Flax NNX, in the words of its source.
 
     Args:
         model: The model.
-        inputs: What it is called with, by position.
+        inputs: What it is called with, by position; or a list of such, of which each lets other
+            sides of conditions run.
         arguments: What its class was given, by position and by keyword; read from the model's
             attributes and layers if None.
 
@@ -115,7 +118,9 @@ def transcribe(
         made.load_state_dict(model.state_dict())
         return made
 
-    recording, twin = record(make, lambda net: net(*inputs))
+    examples = inputs if isinstance(inputs, list) else [inputs]
+    calls = [functools.partial(_call, example) for example in examples]
+    recording, twin = record(make, calls)
     weights = {name: value.detach() for name, value in model.named_parameters()}
     weights |= dict(model.named_buffers())
     saved = model.state_dict()
@@ -131,7 +136,7 @@ def transcribe(
         code = file.print(title)
         more = [ast.keyword("rngs", expr("rngs"))] if file.takes_rngs(cls) else []
         example = text(ast.Call(expr(cls.__name__), given, [*keywords, *more]))
-        wrong = functions_that_differ(code, example, recording, weights, inputs)
+        wrong = functions_that_differ(code, example, recording, weights, examples)
         if wrong <= file.distrusted:
             break
         file.distrusted |= wrong
@@ -139,6 +144,10 @@ def transcribe(
     return Transcription(
         format_code(code), cls.__name__, example, weights, aliases, file.fallen, rules
     )
+
+
+def _call(inputs: Inputs, model: nn.Module) -> object:
+    return model(*inputs)
 
 
 def _rules_of(model: nn.Module, tied: Mapping[str, str]) -> Rules:

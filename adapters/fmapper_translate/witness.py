@@ -27,7 +27,11 @@ Results = dict[Function, list[Any]]
 
 
 def functions_that_differ(
-    code: str, example: str, recording: Recording, weights: Mapping[str, Any], inputs: Sequence[Any]
+    code: str,
+    example: str,
+    recording: Recording,
+    weights: Mapping[str, Any],
+    examples: Sequence[Sequence[Any]],
 ) -> set[Function]:
     """Returns the functions whose results differ from the recorded ones, and none that they call.
 
@@ -36,7 +40,7 @@ def functions_that_differ(
         example: The code that makes the model.
         recording: What the source did, at first in evaluation.
         weights: The arrays of the source by name.
-        inputs: What the model was called with.
+        examples: What the model was called with, each time.
     """
     net = types.ModuleType("transcribed")
     sys.modules[net.__name__] = net  # where dataclasses look their names up
@@ -69,7 +73,8 @@ def functions_that_differ(
         elif isinstance(place, type) and inspect.isfunction(known) and name != "__init__":
             setattr(place, name, watch(function, known))
     arrays = [
-        jnp.asarray(value.numpy()) if isinstance(value, torch.Tensor) else value for value in inputs
+        [jnp.asarray(item.numpy()) if isinstance(item, torch.Tensor) else item for item in inputs]
+        for inputs in examples
     ]
     numbers = {name: value.numpy() for name, value in weights.items()}
     model, _ = open_file(net, "make_example", numbers, train=False)
@@ -78,13 +83,15 @@ def functions_that_differ(
     @functools.partial(jax.jit, compiler_options=_QUICKLY)
     def run(state: Any, given: list[Any]) -> list[Any]:
         rest = iter(given)
-        nnx.merge(graph, state)(*(next(rest) if _is_array(item) else item for item in arrays))
+        net = nnx.merge(graph, state)
+        for inputs in arrays:
+            net(*(next(rest) if _is_array(item) else item for item in inputs))
         return [item for item in jax.tree.leaves([*results.values()]) if _is_array(item)]
 
     for returned in results.values():
         returned.clear()  # what ran when the model was made
     try:
-        computed = iter(run(state, [value for value in arrays if _is_array(value)]))
+        computed = iter(run(state, [item for item in jax.tree.leaves(arrays) if _is_array(item)]))
     except Exception:  # the file is new code, which may raise anything
         if not stack:
             raise

@@ -23,7 +23,11 @@ import torch
 from fmapper import ConversionError, source
 from fmapper_translate import transcribe
 
-NAMES = ("nanogpt", "resnet", "mobilenetv3", "ghostnet", "nbeats", "t5", "xlstm", "unet")
+NAMES = (
+    "nanogpt", "resnet", "mobilenetv3", "ghostnet", "nbeats", "t5", "xlstm", "unet", "fno",
+    "pointnet", "vqvae", "dcgan", "segformer", "tagger", "gnn", "nerf", "dit", "conformer",
+    "mamba", "perceiver",
+)  # fmt: skip
 
 
 def build(name: str) -> tuple[ModuleType, Any, tuple[Any, ...], Any]:

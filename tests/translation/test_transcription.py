@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import fmapper  # noqa: E402
 from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
+from fmapper_translate.constructors.arguments import find_arguments  # noqa: E402
 from models.repositories import nanogpt  # noqa: E402
 
 
@@ -322,3 +323,55 @@ def test_arrays_go_to_the_file_and_back(sequences):
     assert renamed.keys() == kept.keys()
     assert all(np.array_equal(np.asarray(renamed[name]), kept[name]) for name in kept)
     assert made.rules.inverse().apply(renamed).keys() == state.keys()
+
+
+class Told(nn.Module):
+    def __init__(self, inner, outer, depth, rate=0.1, *, kind=nn.ReLU, eps=1e-5):
+        super().__init__()
+        self.n = depth
+        self.first = nn.Linear(inner, 4 * outer)
+        self.blocks = nn.ModuleList([nn.Linear(4 * outer, 4 * outer) for _ in range(depth)])
+        self.body = nn.Sequential(kind(), nn.Dropout(rate), nn.LayerNorm(4 * outer, eps=eps))
+
+
+class Untold(nn.Module):
+    def __init__(self, width, scale):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+        self.factor = scale**2
+
+
+def test_arguments_of_the_constructor_are_read_from_the_model():
+    _, arguments = find_arguments(Told(3, 2, 4, rate=0.3, eps=1e-3))
+    assert arguments == {"inner": 3, "outer": 2, "depth": 4, "rate": 0.3, "eps": 1e-3}
+
+
+def test_arguments_that_left_no_trace_are_asked_for():
+    with pytest.raises(NotTranscribed, match="the model does not say what scale was"):
+        find_arguments(Untold(3, 2.0))
+    with pytest.raises(NotTranscribed, match="does not say what"):
+        find_arguments(Told(3, 2, 4, kind=nn.GELU))
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, mask=None):
+        if mask is not None:
+            x = x * mask.relu()
+        y = self.fc(x)
+        return y if mask is None else y + 1
+
+
+def test_conditions_of_which_each_example_takes_one_side_are_the_sources():
+    torch.manual_seed(0)
+    model, x, mask = Masked().eval(), torch.randn(2, 4), torch.rand(2, 4)
+    made = transcribe(model, [(x,), (x, mask)])
+    assert "        if mask is not None:\n            x = x * jax.nn.relu(mask)" in made.code
+    _, result = run(made, model, x, mask)
+    assert jnp.allclose(result, model(x, mask).detach().numpy(), atol=1e-5)
+    assert jnp.allclose(run(made, model, x)[1], model(x).detach().numpy(), atol=1e-5)
+    with pytest.raises(AssertionError, match="the other side is not written"):
+        run(transcribe(model, (x,)), model, x, mask)

@@ -1,0 +1,139 @@
+"""The arguments of a model's constructor, read from the model and the constructor's source."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from fmapper_translate import layers
+from fmapper_translate.operations import NotTranscribed
+
+_LISTS = (Sequence, nn.ModuleList, nn.Sequential)
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+def find_arguments(model: nn.Module) -> Arguments:
+    """Returns what the constructor of a model was given, by keyword.
+
+    An attribute of a parameter's name is its value. Otherwise the constructor says where it went:
+    to another attribute, to a layer or another class of the model, or into a number of parts.
+
+    Raises:
+        NotTranscribed: Some argument left no trace, or a model made with these is another one.
+    """
+    cls = type(model)
+    arguments = _read(model)
+    names = inspect.signature(cls).parameters
+    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    lacking = [
+        parameter.name for parameter in names.values()
+        if parameter.name not in arguments and parameter.default is inspect.Parameter.empty
+        and parameter.kind not in kinds
+    ]  # fmt: skip
+    if not lacking:
+        try:
+            is_alike = _is_alike(cls(**arguments), model)
+        except Exception:  # constructors raise anything
+            is_alike = False
+        lacking = [] if is_alike else [name for name in names if name not in arguments]
+    if lacking:
+        raise NotTranscribed(
+            f"{cls.__name__}: the model does not say what {', '.join(lacking)} was. "
+            "Give `arguments`"
+        )
+    return (), arguments
+
+
+def _is_alike(twin: nn.Module, model: nn.Module) -> bool:
+    """Returns whether two models have the same parts, shapes and settings."""
+    if repr(twin) != repr(model):
+        return False
+    ours, theirs = twin.state_dict(), model.state_dict()
+    return {name: x.shape for name, x in ours.items()} == {n: x.shape for n, x in theirs.items()}
+
+
+def _read(module: nn.Module) -> dict[str, Any]:
+    """Returns the arguments of a module's constructor that it tells."""
+    cls = type(module)
+    names = inspect.signature(cls).parameters
+    arguments = {
+        name: getattr(module, name)
+        for name in names
+        if hasattr(module, name) and not isinstance(getattr(module, name), nn.Module)
+        and not inspect.isroutine(getattr(module, name))
+    }  # fmt: skip
+    if layers.base_of(cls) is not None or layers.is_library_module(cls):
+        return arguments
+    source = textwrap.dedent(inspect.getsource(cls.__init__))
+    definition = ast.parse(source).body[0]
+    space = getattr(cls.__init__, "__globals__", {})
+    stored = {
+        node.id for node in ast.walk(definition)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }  # fmt: skip
+    for statement in ast.walk(definition):
+        match statement:
+            case ast.Assign([ast.Attribute(ast.Name("self"), attr)], value) if hasattr(
+                module, attr
+            ):
+                for name, told in _unify(value, getattr(module, attr), space):
+                    if name in names and name not in stored:
+                        arguments.setdefault(name, told)
+    return arguments
+
+
+def _unify(node: ast.expr, value: Any, space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields names in an expression and what they are, where its value says that."""
+    match node:
+        case ast.Name(name):
+            yield name, value
+        case ast.BinOp(ast.Constant(int(factor)), ast.Mult(), other) | ast.BinOp(
+            other, ast.Mult(), ast.Constant(int(factor))
+        ) if isinstance(value, int) and factor and value % factor == 0:
+            yield from _unify(other, value // factor, space)
+        case ast.List(elts) | ast.Tuple(elts) if isinstance(value, _LISTS):
+            for element, item in zip(elts, value, strict=False):
+                yield from _unify(element, item, space)
+        case ast.ListComp(element, [ast.comprehension(iter=ast.Call(ast.Name("range"), [count]))]) \
+                | ast.GeneratorExp(
+                    element, [ast.comprehension(iter=ast.Call(ast.Name("range"), [count]))]
+                ) if isinstance(value, _LISTS):  # fmt: skip
+            yield from _unify(count, len(value), space)
+            if len(value):
+                yield from _unify(element, value[0], space)
+        case ast.Call(args=[ast.Starred(inner)]) if isinstance(value, nn.Sequential):
+            yield from _unify(inner, value, space)
+        case ast.Call(func, args, keywords) if isinstance(value, nn.Module):
+            yield from _unify_call(func, args, keywords, value, space)
+
+
+def _unify_call(
+    func: ast.expr,
+    args: list[ast.expr],
+    keywords: list[ast.keyword],
+    module: nn.Module,
+    space: Mapping[str, Any],
+) -> Iterator[tuple[str, Any]]:
+    cls = type(module)
+    if ast.unparse(func).rpartition(".")[2] != cls.__name__:
+        return
+    if isinstance(module, nn.Sequential | nn.ModuleList):
+        parts = args[0] if isinstance(module, nn.ModuleList) and args else ast.List(args)
+        yield from _unify(parts, module, space)
+        return
+    told = _read(module)
+    by_name = {str(key.arg): key.value for key in keywords if key.arg}
+    try:
+        given = layers.signature_of(cls).bind_partial(None, *args, **by_name).arguments
+    except TypeError:
+        return
+    for name, node in given.items():
+        if name in told and isinstance(node, ast.expr):
+            value = told[name]
+            is_even = isinstance(value, tuple) and len(set(value)) == 1
+            yield from _unify(node, value[0] if is_even else value, space)
