@@ -27,8 +27,9 @@ part() { # part NAME SECONDS COMMAND...: at most so many seconds, and no more th
     echo "== $name ended with ${PIPESTATUS[0]} after $((SECONDS - began)) s in all"
 }
 
-part moves 100 python3 benchmarks/gpu.py --rounds 7 --json "$out/moves.json"
-part rows 130 python3 benchmarks/gpu_rows.py --only 'down|file|between' --seconds 110 --json "$out/rows.json"
-part models 170 python3 benchmarks/gpu_rows.py --only model --seconds 140 --json "$out/models.json"
-part tests 150 python3 -m pytest -q -n 0 -m gpu -p no:cacheprovider tests
+part moves 80 python3 benchmarks/gpu.py --rounds 5 --json "$out/moves.json"
+part up 70 python3 benchmarks/gpu_rows.py --only up --seconds 55 --json "$out/up.json"
+part rows 110 python3 benchmarks/gpu_rows.py --only 'down|file|between' --seconds 95 --json "$out/rows.json"
+part models 140 python3 benchmarks/gpu_rows.py --only model --seconds 110 --json "$out/models.json"
+part tests 120 python3 -m pytest -q -n 0 -m gpu -p no:cacheprovider tests
 part link 40 python3 benchmarks/link.py --rounds 3

@@ -1,14 +1,17 @@
-"""What a GPU makes of fmapper: down, from files, between frameworks, and whole models.
+"""What a GPU makes of fmapper: up, down, from files, between frameworks, and whole models.
 
     python benchmarks/gpu_rows.py [--only PATTERN] [--seconds 300] [--json FILE]
     python benchmarks/gpu_rows.py --tiny     # small, on the CPU: whether it all runs
 
-`down`: models from the device to the host, beside `Module.to` and `jax.device_get`. `file`: a
-safetensors file in memory to the device, beside safetensors itself. `between`: tensors of torch to
-JAX on one card, beside a copy on the card, and the memory after many of them. `model`: forward and
-a step of training, converted to JAX and as classes of Flax, beside torch eager and `torch.compile`,
-and back from Flax to torch. No row begins once the time is up. Medians of rounds in which every way
-is timed, in a shuffled order.
+`up`: models to the device, beside `Module.to`, JAX's `device_put` of a list, and one packed copy
+with a compiled split; large ones beside the parts of the way, each alone: allocating, filling
+pinned memory, the link, and threads. `down`: models from the device to the host, beside
+`Tensor.cpu`, `jax.device_get`, one compiled flatten, and JAX's pinned memory. `file`: a
+safetensors file in memory to the device, beside safetensors itself and reading alone. `between`:
+tensors of torch to JAX on one card, beside a copy on the card, and the memory after many of them.
+`model`: forward and a step of training, converted to JAX and as classes of Flax, beside torch eager
+and `torch.compile`, and back from Flax to torch. No row begins once the time is up. Medians of
+rounds in which every way is timed, in a shuffled order.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,11 +34,15 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
-from _interleave import interleave
+from _interleave import Call, Prepared, interleave
 from _report import machine
+from link import MemoryReader
 
 import fmapper
+from fmapper.backends import threads_for_memory
+from fmapper_adapters.torch.arrays import pinned, streaming
 
 GB = 1e9
 PACKAGES = ("torch", "jax", "flax", "transformers", "safetensors", "fmapper")
@@ -67,20 +75,29 @@ class Row(NamedTuple):
     seconds: dict[str, float]
 
 
-def timed(place: Place, name: str, nbytes: int, ways: dict[str, Callable[[], Any]]) -> Row:
+def timed(place: Place, name: str, nbytes: int, ways: dict[str, Call]) -> Row:
     """Times the ways against each other, the device's work included."""
 
-    def whole(way: Callable[[], Any]) -> Callable[[], Any]:
-        def call() -> Any:
-            result = way()
+    def whole(way: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            result = way(*given)
             place.wait(*[x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)])
             return result
 
         return call
 
-    calls = {key: whole(way) for key, way in ways.items()}
-    for call in calls.values():
-        call()
+    def ready(prepare: Callable[[], Any]) -> Any:
+        given = prepare()
+        place.wait(*[x for x in jax.tree.leaves(given) if isinstance(x, jax.Array)])
+        return given
+
+    calls: dict[str, Call] = {
+        key: Prepared(partial(ready, way.prepare), whole(way.call))
+        if isinstance(way, Prepared)
+        else whole(way)
+        for key, way in ways.items()
+    }
+    interleave(calls, 1, once=True)
     seconds = interleave(calls, place.rounds, once=True)
     return Row(name, nbytes, {key: median(values) for key, values in seconds.items()})
 
@@ -89,6 +106,54 @@ def arrays(place: Place, count: int, nbytes: float) -> dict[str, torch.Tensor]:
     """Tensors by name on the device, of so many bytes each."""
     size = max(16, int(nbytes * place.scale / 4))
     return {f"layers.{n}": torch.rand(size, device=place.torch) for n in range(count)}
+
+
+def up(place: Place) -> Iterator[Row]:
+    """From the host to the device."""
+    move = fmapper.to_gpu(strict=True) if place.is_gpu else fmapper.to_cpu(copy=True)
+    count = 10_000 if place.is_gpu else 50
+    small = [torch.rand(256) for _ in range(count)]
+    model = torch.nn.ParameterList(small)
+    device = torch.device(place.torch)
+
+    def fresh() -> Any:
+        return torch.nn.ParameterList(x.detach() for x in model)
+
+    def parameters() -> list[torch.Tensor]:
+        return [torch.nn.Parameter(torch.empty_like(x, device=device)) for x in small]
+
+    size = sum(x.nbytes for x in small)
+    yield timed(place, f"up, {count} x 1 kB", size, {
+        "fmap(to_gpu, model)": partial(fmapper.fmap, move, model),
+        "Module.to": Prepared(fresh, lambda module: module.to(device)),
+        "upload alone": lambda: pinned.upload(small, device),
+        "a loop of Tensor.to": lambda: [x.to(device, copy=True) for x in small],
+        "new parameters alone": parameters,
+    })  # fmt: skip
+    some = [x.numpy() for x in small[:500]]
+    put = partial(jax.device_put, device=place.jax)
+    split = jax.jit(lambda flat: jnp.split(flat, len(some)))
+    yield timed(place, f"up, {len(some)} x 1 kB, JAX", size * len(some) // count, {
+        "to_jax": lambda: fmapper.to_jax(some, device=place.jax, copy=True),
+        "jax.device_put of the list": lambda: put(some),
+        "packed, and a compiled split": lambda: split(put(np.concatenate(some))),
+        "a loop of jax.device_put": lambda: list(map(put, some)),
+    })  # fmt: skip
+    for name, count, nbytes in [("1 x 8 GB", 1, 8 * GB), ("200 x 40 MB", 200, 40e6)]:
+        large = [torch.ones(max(16, int(nbytes * place.scale / 4))) for _ in range(count)]
+        size = sum(x.nbytes for x in large)
+        ways: dict[str, Call] = {
+            "fmap(to_gpu, model)": partial(fmapper.fmap, move, torch.nn.ParameterList(large)),
+            "upload alone": partial(pinned.upload, large, device),
+            "allocating alone": partial(_all_empty, large, device),
+            "filling pinned memory alone": partial(_fill_piece, large, place),
+        }
+        if place.is_gpu:
+            ways["by threads"] = partial(streaming.fill, list(map(MemoryReader, large)), device)
+            host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+            there = torch.empty_like(host, device=device)
+            ways["link: 1 GiB, pinned"] = partial(there.copy_, host)
+        yield timed(place, f"up, {name}", size, ways)
 
 
 def down(place: Place) -> Iterator[Row]:
@@ -100,11 +165,20 @@ def down(place: Place) -> Iterator[Row]:
         size = sum(x.nbytes for x in tensors.values())
         host = torch.empty(size, dtype=torch.uint8, pin_memory=place.is_gpu)
         packed = torch.empty(size, dtype=torch.uint8, device=place.torch)
-        ways: dict[str, Callable[[], Any]] = {
+        flatten = jax.jit(lambda xs: jnp.concatenate([x.reshape(-1) for x in xs]))
+
+        def fresh(there: dict[str, Any] = there) -> dict[str, Any]:
+            return {n: jnp.copy(x) for n, x in there.items()}  # JAX keeps what it has sent down
+
+        ways: dict[str, Call] = {
             "fmap(to_cpu, model)": partial(fmapper.fmap, fmapper.to_cpu, model),
             "a loop of Tensor.cpu": partial(_all_to_cpu, tensors),
-            "fmap(to_numpy, arrays of JAX)": partial(fmapper.fmap, fmapper.to_numpy, there),
-            "jax.device_get": partial(jax.device_get, there),
+            "fmap(to_numpy, arrays of JAX)": Prepared(fresh, fmapper.to_numpy),
+            "jax.device_get": Prepared(fresh, jax.device_get),
+            "a compiled flatten, one copy": Prepared(
+                fresh, lambda given, flatten=flatten: np.asarray(flatten(list(given.values())))
+            ),
+            "pinned memory of JAX": Prepared(fresh, partial(_by_pinned_memory, place)),
             "link: pinned": partial(host.copy_, packed),
         }
         yield timed(place, f"down, {name}", size, ways)
@@ -124,11 +198,12 @@ def file(place: Place) -> Iterator[Row]:
             like = {n: torch.empty_like(x, device="meta") for n, x in tensors.items()}
             shape: Any = jax.ShapeDtypeStruct  # untyped in JAX
             shapes = {n: shape(x.shape, "float32") for n, x in tensors.items()}
-            ways: dict[str, Callable[[], Any]] = {
+            ways: dict[str, Call] = {
                 "load, torch": partial(fmapper.load, path, like=like, device=place.torch),
                 "safetensors, torch": partial(safetensors.torch.load_file, path, place.torch),
                 "load, JAX": partial(fmapper.load, path, like=shapes, device=place.jax),
                 "safetensors, JAX": partial(_put_file, path, place.jax),
+                "reading alone": partial(_read, path, place),
             }
             yield timed(place, f"file, {name}", size, ways)
 
@@ -138,7 +213,7 @@ def between(place: Place) -> Iterator[Row]:
     tensors = arrays(place, 50, 40e6)
     size = sum(x.nbytes for x in tensors.values())
     there = fmapper.to_jax(tensors)
-    ways = {
+    ways: dict[str, Call] = {
         "to_jax, copies": lambda: fmapper.to_jax(tensors),
         "to_jax, copy=False": lambda: fmapper.fmap(fmapper.to_jax(copy=False), tensors),
         "to_torch, copies": lambda: fmapper.to_torch(there),
@@ -228,6 +303,39 @@ def model(place: Place) -> Iterator[Row]:
         })  # fmt: skip
 
 
+def _all_empty(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    return [torch.empty_like(x, device=device) for x in tensors]
+
+
+def _fill_piece(tensors: list[torch.Tensor], place: Place) -> None:
+    """Copies tensors into one piece of pinned memory, again and again, in torch's threads."""
+    piece = torch.empty(pinned.PIECE // 4, pin_memory=place.is_gpu)
+    for x in tensors:
+        for part in x.split(len(piece)):
+            piece[: len(part)].copy_(part)
+
+
+def _by_pinned_memory(place: Place, arrays: dict[str, Any]) -> list[Any]:
+    memory = "pinned_host" if place.is_gpu else None
+    there = jax.sharding.SingleDeviceSharding(place.jax, memory_kind=memory)
+    return [np.asarray(x) for x in jax.device_put(list(arrays.values()), there)]
+
+
+def _read(path: Path, place: Place) -> None:
+    """Reads a file into pinned memory by several threads, a piece each, again and again."""
+    size, handle = path.stat().st_size, os.open(path, os.O_RDONLY)
+    threads = threads_for_memory()
+
+    def read(first: int) -> None:
+        piece = torch.empty(streaming.PIECE, dtype=torch.uint8, pin_memory=place.is_gpu).numpy()
+        for at in range(first * len(piece), size, threads * len(piece)):
+            os.preadv(handle, [piece], at)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(read, range(threads)))
+    os.close(handle)
+
+
 def _all_to_cpu(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     return [x.cpu().clone() for x in tensors.values()]
 
@@ -277,7 +385,7 @@ def _quiet(call: Any, inputs: dict[str, torch.Tensor]) -> Callable[[], Any]:
     return torch.no_grad()(lambda: call(**inputs))
 
 
-ROWS = {"down": down, "file": file, "between": between, "model": model}
+ROWS = {"up": up, "down": down, "file": file, "between": between, "model": model}
 
 
 def main() -> None:

@@ -1,24 +1,42 @@
-"""Which way over the link between host and GPU is fastest? Decides the constants of `torch/_link`.
+"""Which way over the link between host and GPU is fastest? Decides constants of `arrays/pinned`.
 
     python benchmarks/link.py [--mebibytes 1024] [--rounds 5]
 
 Ways up: pageable memory as `Tensor.to` copies it, pinned memory (the rate of the link), and through
-pinned pieces of several sizes, so many of which are under way. Ways down likewise. Then what small
-tensors cost, one by one and packed. Medians; without a GPU there is nothing to measure.
+pinned pieces of several sizes, so many of which are under way, or that several threads fill, as
+from a file. Ways down likewise. Then what small tensors cost, one by one and packed. Medians;
+without a GPU there is nothing to measure.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from fmapper_adapters.torch.arrays import pinned as _link
+from fmapper_adapters.torch.arrays import streaming as _streaming
+
+
+class MemoryReader:
+    """A tensor in pageable memory, read as a file is."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.address = tensor, tensor.data_ptr()
+        self.shape, self.dtype = tuple(tensor.shape), np.dtype(str(tensor.dtype)[6:])
+        self.nbytes, self.extent = tensor.nbytes, ("", self.address)
+
+    def read_bytes(self, out: memoryview, start: int) -> None:
+        """Copies bytes, with the GIL released."""
+        to = ctypes.addressof(ctypes.c_char.from_buffer(out))
+        ctypes.memmove(to, self.address + start, len(out))
 
 
 def seconds(call: Callable[[], Any], rounds: int) -> float:
@@ -71,6 +89,14 @@ def main() -> None:
             rate(f"up, {what}{mark}", lambda: _link.upload([host], gpu))
             rate(f"down, {what}{mark}", lambda: _link.download([there]))
     _link.PIECE, _link.UNDER_WAY = chosen  # type: ignore[misc]
+    by_threads = _streaming.PIECE, _streaming.threads_for_memory
+    for mebibytes in (2, 8, 32):
+        for threads in (4, 8, 16):
+            _streaming.PIECE = mebibytes << 20  # type: ignore[misc]
+            _streaming.threads_for_memory = lambda threads=threads: threads
+            what = f"{threads} threads, pieces of {mebibytes} MiB"
+            rate(f"up, {what}", lambda: _streaming.fill([MemoryReader(host)], gpu))
+    _streaming.PIECE, _streaming.threads_for_memory = by_threads  # type: ignore[misc]
 
     for count, size in ((10_000, 256), (1_000, 16_384), (1_000, 131_072), (300, 262_144)):
         small = [torch.randn(size) for _ in range(count)]
