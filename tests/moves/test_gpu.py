@@ -348,3 +348,29 @@ def test_a_model_is_whole_after_it_did_not_fit() -> None:
     del model.big
     there = to_gpu(model, strict=True)
     assert torch.equal(there[0].weight.cpu(), model[0].weight)
+
+
+@on_torch
+@pytest.mark.parametrize("size", [100, 12 << 20])
+def test_the_default_device_of_torch_changes_nothing(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    empty = torch.empty
+    with torch.device("cuda"):
+        empty(1)  # torch looks up which functions obey the default device
+
+    def as_cuda_does(*shape: Any, **options: Any) -> Any:
+        result = empty(*shape, **options)
+        if options.get("pin_memory") and not result.is_cpu:
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        return result
+
+    monkeypatch.setattr(torch, "empty", as_cuda_does)
+    here = [torch.randn(size) for _ in range(20 if size < 1000 else 1)]
+    with torch.device("cuda"):
+        there = to_gpu(here, strict=True)
+        back = to_cpu(there)
+    assert all(new.device.type == "cuda" for new in there)
+    assert all(map(torch.equal, back, here))

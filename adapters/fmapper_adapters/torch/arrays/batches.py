@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -163,17 +163,18 @@ def take(data: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
         BatchError: An array could not be copied or read.
     """
     results: dict[int, torch.Tensor] = {}
-    readers = [at for at, item in enumerate(data) if hasattr(item, "read_bytes")]
-    arrays = sorted({*range(len(data))}.difference(readers))
-    tensors = [_host.from_numpy(data[at]) for at in arrays]
-    for places, new in (
-        (arrays, lambda: carry(tensors, device)),
-        (readers, lambda: streaming.fill([data[at] for at in readers], device)),
-    ):
+
+    def put(places: Sequence[int], move: Callable[[list[Any]], list[torch.Tensor]]) -> None:
         try:
-            results.update(zip(places, new(), strict=True))
+            moved = move([data[at] for at in places]) if places else []
         except BatchError as error:
             raise BatchError(places[error.index]) from error.__cause__
+        results.update(zip(places, moved, strict=True))
+
+    readers = [at for at, item in enumerate(data) if hasattr(item, "read_bytes")]
+    arrays = sorted({*range(len(data))}.difference(readers))
+    put(arrays, lambda chosen: carry(list(map(_host.from_numpy, chosen)), device))
+    put(readers, lambda chosen: streaming.fill(chosen, device))
     return [results[at] for at in range(len(data))]
 
 

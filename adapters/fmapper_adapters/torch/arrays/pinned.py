@@ -180,7 +180,7 @@ class _Pieces:
     def allocate(self, like: torch.Tensor) -> torch.Tensor:
         """Allocates pinned memory, once few enough pieces are in flight."""
         self._wait(UNDER_WAY - 1)
-        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
 
     def start(
         self, to: torch.Tensor, source: torch.Tensor, then: Callable[[], object] = int

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -184,8 +184,9 @@ def fetch(workers: Workers, block: torch.Tensor, place: torch.Tensor, result: to
 
 def _pinned_bytes(nbytes: int) -> torch.Tensor:
     """Allocates pinned bytes; torch reuses them only when the copies that use them are done."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 def _buffer(piece: torch.Tensor) -> memoryview:
-    return memoryview(piece.numpy())
+    array: Any = piece.numpy()
+    return memoryview(array)
