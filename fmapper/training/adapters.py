@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-Bring = Callable[[Any], Any]
-Change = Callable[[Any, Any], Any]
 
 
 @functor(children=("a", "b", "magnitude"))
@@ -130,7 +128,7 @@ class LoraAdapter:
                 f"{type(params).__name__} takes no LoRA adapter: pass its parameters "
                 "by name, such as dict(module.named_parameters()) or fmapper.state(model)."
             )
-        return self._apply(params, LowRank.merge)
+        return self._apply(params)
 
     def apply(self, function: Callable[..., T], params: Mapping[str, Any], *args: Any) -> T:
         """Returns `function(self(params), *args)`, without merged matrices in memory in JAX.
@@ -151,9 +149,9 @@ class LoraAdapter:
         return cast("T", owner.call_apart(merged, (self, params), *args))
 
     def _apply(
-        self, params: Mapping[str, Any], change: Change, bring: Bring = lambda array: array
+        self, params: Mapping[str, Any], sign: int = 1, bring: Callable[[Any], Any] = lambda x: x
     ) -> dict[str, Any]:
-        """Returns arrays with weights changed: by an update and the weight, which are brought."""
+        """Returns arrays with the updates in the weights, which are brought to those."""
         parts = [*self.replaced.items(), *self.updates.items()]  # an embedding may be in both
 
         def apply(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +164,8 @@ class LoraAdapter:
                     shapes = f"{tuple(new.shape)}, not {tuple(weight.shape)}"
                     problems.append(f"{name}: the adapter is for a weight of shape {shapes}")
                 else:
-                    merged[name] = change(new, bring(weight)) if isinstance(new, LowRank) else new
+                    is_update = isinstance(new, LowRank)
+                    merged[name] = new.merge(bring(weight), sign) if is_update else new
             if problems:
                 raise StructureMismatchError("\n  ".join(["the adapter does not fit:", *problems]))
             return merged
@@ -190,7 +189,7 @@ class LoraAdapter:
                 f"{', '.join(gone[:3])}: cannot be unmerged, as the adapter does not say what was "
                 "there before. Keep the parameters of the base."
             )
-        return self._apply(params, lambda update, weight: update.merge(weight, -1))
+        return self._apply(params, -1)
 
     def place(self, rules: Rules) -> LoraAdapter:
         """Returns the adapter for a model that has the weights under other names or laid out anew.
@@ -247,7 +246,7 @@ class LoraAdapter:
         owner = next((adapter_of(update.a) for update in self.updates.values()), None)
         # To the framework of the adapter, if it is not there.
         bring = lambda x: x if owner in (None, adapter_of(x)) else mover_to(owner)(x)  # noqa: E731
-        new = self._apply(weights, LowRank.merge, bring)
+        new = self._apply(weights, bring=bring)
         old = {id(weights[name]) for name in new if new[name] is not weights[name]}
         # Other names of what has changed, which is tied, would have the values of before.
         new = {n: x for n, x in new.items() if x is not weights[n] or id(x) not in old}

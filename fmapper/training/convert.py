@@ -207,8 +207,9 @@ def _carry(
     def follow(numbers: Iterable[Any]) -> list[Any]:
         """Returns whole numbers in the places of the new parameters, from some for each old one."""
         full = [np.broadcast_to(x, like.shape) for x, like in zip(numbers, old, strict=True)]
-        carry = lambda new: [np.asarray(to_numpy(x), np.float32) for x in through(new)]  # noqa: E731
-        return carry_numbers(full, carry)
+        return carry_numbers(
+            full, lambda new: [x.astype(np.float32) for x in to_numpy(through(new))]
+        )
 
     # Of which old parameters each new one is made; -1 for constants.
     origins = [
@@ -216,65 +217,48 @@ def _carry(
         for array in follow(range(1, len(old) + 1))
     ]
     numbers = {at: number for number, group in enumerate(held.groups) for at in group.members}
-    trained: dict[int, int] = {}
+    elements: list[Any] = []
+    if held.algorithm in BY_AXES:
+        elements = [np.arange(x.size, dtype=np.int32).reshape(x.shape) for x in map(to_numpy, old)]
+    moved = follow(elements) if elements else []
+    members: dict[tuple[int, Any], list[int]] = defaultdict(list)
     for at, origin in enumerate(origins):
-        own = {numbers.get(x, -1) for x in origin}
+        own, axes = {numbers.get(x, -1) for x in origin}, None
         if len(own) > 1:
             raise ConversionError(
                 f"parameter {at} of the result is made of several of the source, for which the "
                 "optimizer has different settings or counts. Give them the same, or convert "
                 "without structure=True."
             )
-        if own - {-1}:
-            trained[at] = max(own)
-    orders: dict[int, tuple[int, tuple[int, ...] | None]] = {}
-    if held.algorithm in BY_AXES:
-        orders = _orders(held, old, follow, {at: max(origins[at]) for at in trained})
-    members: dict[tuple[int, Any], list[int]] = defaultdict(list)
-    for at, number in trained.items():
-        members[number, orders[at][1] if orders else None].append(at)
+        number = max(own, default=-1)
+        if number < 0:
+            continue
+        if elements:  # the order of axes in which the algorithm takes them; None for their own
+            new, plain = moved[at], tuple(range(moved[at].ndim))
+            before, ways = elements[max(origin)], permutations(plain)
+            way = next((w for w in ways if np.array_equal(new.transpose(w), before)), None)
+            if way is None:
+                raise ConversionError(
+                    f"{held.algorithm} tells rows of a parameter from columns, and parameter {at} "
+                    "of the converted model is not one of the source with its axes in another "
+                    "order. Convert without structure=True."
+                )
+            taken = tuple(way[x] for x in held.groups[number].settings.get("axes") or plain)
+            axes = None if taken == plain else taken
+        members[number, axes].append(at)
     groups = []
     for (number, axes), places in sorted(members.items(), key=lambda item: item[0][0]):
         group = held.groups[number]
-        settings = {**group.settings, "axes": axes} if orders else group.settings
+        settings = {**group.settings, "axes": axes} if elements else group.settings
         groups.append(replace(group, members=tuple(places), settings=settings))
     slots = {}
     for slot, moments in held.slots.items():
         if held.algorithm == "adafactor":  # whose slots are laid out as it takes the axes
-            moved = {at: moments[origin] for at, (origin, _) in orders.items() if origin in moments}
-            slots[slot] = mover_to(target)(moved)
+            firsts = {at: max(origins[at]) for group in groups for at in group.members}
+            kept = {at: moments[origin] for at, origin in firsts.items() if origin in moments}
+            slots[slot] = mover_to(target)(kept)
             continue
         # Where there is none, the parameter stands for it, and is left out again.
         new = through([moments.get(at, x) for at, x in enumerate(old)])
         slots[slot] = {at: new[at] for at, origin in enumerate(origins) if origin <= moments.keys()}
     return replace(held, groups=tuple(groups), slots=slots)
-
-
-def _orders(
-    held: OptimizerState,
-    old: Sequence[Any],
-    follow: Callable[[Iterable[Any]], list[Any]],
-    origins: Mapping[int, int],
-) -> dict[int, tuple[int, tuple[int, ...] | None]]:
-    """Returns, for each new parameter that is trained, which old one it is, and its axes.
-
-    Axes are in the order in which the algorithm takes them; None for that of the parameter.
-    """
-    import numpy as np
-
-    numbers = [np.arange(x.size, dtype=np.int32).reshape(x.shape) for x in map(to_numpy, old)]
-    before = {at: group.settings.get("axes") for group in held.groups for at in group.members}
-    carried, orders = follow(numbers), {}
-    for at, origin in origins.items():
-        new, axes = carried[at], tuple(range(carried[at].ndim))
-        ways = permutations(axes)
-        way = next((w for w in ways if np.array_equal(new.transpose(w), numbers[origin])), None)
-        if way is None:
-            raise ConversionError(
-                f"{held.algorithm} tells rows of a parameter from columns, and parameter {at} of "
-                "the converted model is not one of the source with its axes in another order. "
-                "Convert without structure=True."
-            )
-        taken = tuple(way[axis] for axis in before[origin] or axes)
-        orders[at] = origin, None if taken == axes else taken
-    return orders

@@ -14,7 +14,7 @@ from typing import Any
 
 from fmapper.checkpoints.extras.settings import read_settings
 from fmapper.errors import CheckpointError
-from fmapper.files.untrusted import show
+from fmapper.files.untrusted import Misfit, show
 from fmapper.files.whole import new_file
 from fmapper.moves.mover import to_numpy
 from fmapper.tracebacks import short_traceback
@@ -62,17 +62,13 @@ def load_adapter(folder: str | os.PathLike[str]) -> LoraAdapter:
     folder = Path(folder)
     try:
         return _read(folder / _WEIGHTS, read_settings(folder / _CONFIG))
-    except _Problem as problem:
+    except Misfit as problem:
         raise CheckpointError(f"{folder}: {problem}") from None
-
-
-class _Problem(ValueError):
-    """Says what is wrong with a folder."""
 
 
 def _require(holds: Any, problem: str) -> None:
     if not holds:
-        raise _Problem(problem)
+        raise Misfit(problem)
 
 
 def _read(weights: Path, settings: Mapping[str, Any]) -> LoraAdapter:
@@ -215,7 +211,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise _Problem(f"{show(pattern)} is not a regular expression: {error}") from None
+        raise Misfit(f"{show(pattern)} is not a regular expression: {error}") from None
 
 
 @short_traceback

@@ -76,27 +76,24 @@ def _leaves(array: LazyArray) -> Iterable[LazyArray]:
     return [leaf for operand in array.operands for leaf in _leaves(operand)]
 
 
+_OPERATIONS: dict[type, Callable[..., Any]] = {
+    ops.Transpose: lambda xp, op, x: xp.permute_dims(x, tuple(op.axes)),
+    ops.Reshape: lambda xp, op, x: xp.reshape(x, op.shape),
+    ops.Part: lambda xp, op, x: x[tuple(slice(*bounds) for bounds in op.box)],
+    ops.Concatenate: lambda xp, op, *parts: xp.concat(parts, axis=op.along),
+    ops.Scale: lambda xp, op, x: x / op.factor if op.divide else x * op.factor,
+    ops.Offset: lambda xp, op, x: x + op.value,
+    ops.Sum: lambda xp, op, *parts: sum(parts[1:], parts[0]),
+}
+
+
 def _compute(array: LazyArray) -> Any:
     """Computes what is planned for an array."""
     if isinstance(array, _Given):
         return array.array
     if not isinstance(array, Operation):
         raise StructureMismatchError(f"{array}: only arrays of the model can be moved by rules")
-    first, *others = values = [_compute(operand) for operand in array.operands]
-    xp = array_namespace(values)
-    match array:
-        case ops.Transpose():
-            return xp.permute_dims(first, tuple(array.axes))
-        case ops.Reshape():
-            return xp.reshape(first, array.shape)
-        case ops.Part():
-            return first[tuple(slice(*bounds) for bounds in array.box)]
-        case ops.Concatenate():
-            return xp.concat(values, axis=array.along)
-        case ops.Scale():
-            return first / array.factor if array.divide else first * array.factor
-        case ops.Offset():
-            return first + array.value
-        case ops.Sum():
-            return sum(others, first)
-    raise StructureMismatchError(f"{array}: an adapter cannot be taken through this operation")
+    if type(array) not in _OPERATIONS:
+        raise StructureMismatchError(f"{array}: an adapter cannot be taken through this operation")
+    operands = [_compute(operand) for operand in array.operands]
+    return _OPERATIONS[type(array)](array_namespace(operands), array, *operands)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -34,7 +33,7 @@ class FlaxOptimizers(JaxOptimizers):
         return nnx.state(model, nnx.Param) if is_module else super().params(model)
 
     def read_updates(
-        self, model: Any, optimizer: Any, params: Any = None, places: Sequence[int] | None = None
+        self, model: Any, optimizer: Any, params: Any = None, *counts: Any
     ) -> OptimizerState:
         """Returns an `nnx.Optimizer`, which may be one of some of the parameters, as plain data."""
         from flax import nnx
@@ -54,12 +53,8 @@ class FlaxOptimizers(JaxOptimizers):
         if others:
             raise ConversionError(f"the optimizer updates {others[0]}, which is not an nnx.Param")
         held, own = nnx.as_pure(optimizer.opt_state), [order[path] for path in _paths(params)]
-        state = super().read_updates(model, (optimizer.tx, held), params, own)
-        if state.algorithm in ("sgd", "rmsprop", "adadelta"):  # of which optax counts no updates
-            steps = int(optimizer.step[...])
-            groups = (replace(group, step=group.step or steps) for group in state.groups)
-            state = replace(state, groups=tuple(groups))
-        return state
+        pair = optimizer.tx, held
+        return super().read_updates(model, pair, params, own, int(optimizer.step[...]))
 
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
         """Returns an `nnx.Optimizer` for a module; a pair of averages, or of a Linen module."""
@@ -120,8 +115,7 @@ def _linear_layers(model: Any) -> dict[str, str]:
     }
 
 
-def _paths(params: Any) -> Sequence[Any]:
+def _paths(params: Any) -> list[Any]:
     from flax import nnx
 
-    paths: Sequence[Any] = nnx.to_flat_state(params).paths
-    return paths
+    return [*nnx.to_flat_state(params).paths]

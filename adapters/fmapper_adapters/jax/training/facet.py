@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -53,13 +53,12 @@ class JaxOptimizers(Optimizers):
         return self.read_updates(model, optimizer)
 
     def read_updates(
-        self, model: Any, optimizer: Any, params: Any = None, places: Sequence[int] | None = None
+        self, model: Any, optimizer: Any, params: Any = None, *counts: Any
     ) -> OptimizerState:
-        """Returns an optimizer of a model, or of some parameters at places, as plain data."""
+        """Returns an optimizer of a model, or of some of its parameters, as plain data."""
         from fmapper_adapters.jax.training import read
 
-        tx, state = optimizer
-        return read.read(self.params(model) if places is None else params, tx, state, places)
+        return read.read(self.params(model) if params is None else params, *optimizer, *counts)
 
     def without_gradient(self, array: Any) -> Any:
         """Returns `jax.lax.stop_gradient` of an array."""

@@ -96,11 +96,12 @@ _Reading = tuple[str, Group, Mapping[str, Any]]  # of a chain: its algorithm, an
 
 
 def read(
-    params: Any, tx: Any, opt_state: Any, places: Sequence[int] | None = None
+    params: Any, tx: Any, opt_state: Any, places: Sequence[int] | None = None, steps: int = 0
 ) -> OptimizerState:
     """Returns an optimizer as plain data; see `Optimizers.read_optimizer`.
 
-    Its parameters are all that the model has, or those at some places.
+    Its parameters are all that the model has, or those at some places. There were so many `steps`,
+    where optax does not count them.
     """
     leaves = jax.tree.leaves(params)
     if any(jnp.iscomplexobj(leaf) for leaf in leaves):
@@ -112,9 +113,7 @@ def read(
         chain = tuple(i for i, piece in enumerate(pieces) if at in piece.members)
         if not chain or pieces[chain[-1]].name != "set_to_zero":  # whose input does not matter
             chains[chain].append(at)
-    for piece in pieces:
-        if piece.name not in _OUTSIDE:
-            continue
+    for piece in (piece for piece in pieces if piece.name in _OUTSIDE):
         if len(piece.members) != len(leaves):
             raise ConversionError(
                 f"{piece.name} of some of the parameters has no counterpart in torch. "
@@ -124,7 +123,7 @@ def read(
         warn(f"{piece.name}: torch's optimizers do not {what}", ConversionWarning)
     groups, slots, algorithms = [], defaultdict[str, dict[int, Any]](dict), set[str]()
     for chain, members in chains.items():
-        algorithm, group, trees = _read_chain([pieces[i] for i in chain])
+        algorithm, group, trees = _read_chain([pieces[i] for i in chain], steps)
         for slot, tree in trees.items():
             for at, array in _arrays(algorithm, slot, tree, members, leaves):
                 slots[slot][places[at]] = array
@@ -205,7 +204,7 @@ def _number(value: Any) -> Any:
     return np.asarray(value).item() if np.ndim(value) == 0 else value
 
 
-def _read_chain(pieces: Sequence[_Piece]) -> _Reading:
+def _read_chain(pieces: Sequence[_Piece], step: int) -> _Reading:
     """Reads a chain as an algorithm of torch with its settings."""
     letters = "".join(
         "m"
@@ -228,7 +227,7 @@ def _read_chain(pieces: Sequence[_Piece]) -> _Reading:
         raise ConversionError(f"{name} has no counterpart in torch: {why}")
     if letters.endswith("m"):
         return _read_moments(pieces[-1])
-    algorithm, step, rate = "sgd", 0, 1.0
+    algorithm, rate = "sgd", 1.0
     settings: dict[str, Any] = {}
     trees: dict[str, Any] = {}
     schedules: dict[str, Schedule] = {}
@@ -255,7 +254,15 @@ def _read_chain(pieces: Sequence[_Piece]) -> _Reading:
         elif name == "scale_by_schedule":
             if schedules:
                 raise ConversionError("two schedules of the rate have no counterpart in torch")
-            base = _rate(given["step_size_fn"])
+            inner = _closure(given["step_size_fn"])
+            base = inner.get("learning_rate")
+            if base is None or inner.get("m") != -1:
+                raise ConversionError(
+                    "scale_by_schedule: only optax.scale_by_learning_rate(schedule) has a "
+                    "counterpart"
+                )
+            if not isinstance(base, Rate):
+                base = Rate(1.0, Schedule("LambdaLR", {"function": OfCount(base)}))
             settings["lr"] = base.base
             schedules["lr"] = replace(base.schedule, position=int(state.count))
         elif letter in "rs" and at != order.start("sign"):
@@ -301,18 +308,6 @@ def _settings(piece: _Piece, is_second: bool) -> dict[str, Any]:
         for name, keys in core.settings.items()
         if name not in fixed
     } | ({"centered": True} if "grad_avg" in core.slots.values() else {})
-
-
-def _rate(function: Any) -> Rate:
-    inner = _closure(function)
-    rate = inner.get("learning_rate")
-    if rate is None or inner.get("m") != -1:
-        raise ConversionError(
-            "scale_by_schedule: only optax.scale_by_learning_rate(schedule) has a counterpart"
-        )
-    if isinstance(rate, Rate):
-        return rate
-    return Rate(1.0, Schedule("LambdaLR", {"function": OfCount(rate)}))
 
 
 def _read_moments(piece: _Piece) -> _Reading:

@@ -79,10 +79,10 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
     for number, group in enumerate(state.groups):
         for at in group.members:
             labels[at] = str(number)
-        rates = {}
-        for name, schedule in group.schedules.items():
-            betas = group.settings.get("betas") if name == "momentum" else None
-            rates[name] = Rate(betas[0] if betas else group.settings[name], schedule)
+        bases = dict(group.settings)
+        if "betas" in bases:
+            bases["momentum"] = bases["betas"][0]
+        rates = {name: Rate(bases[name], schedule) for name, schedule in group.schedules.items()}
         tx = parts[str(number)] = transformation(state.algorithm, group.settings, rates)
         begun[str(number)] = tx._replace(init=partial(_begin, tx, state, group))
     if "frozen" in labels:
@@ -91,9 +91,7 @@ def build(params: Any, state: OptimizerState) -> tuple[Any, Any]:
         return parts[labels[0]], begun[labels[0]].init(params)
 
     # A function, as Flax hands in parameters with and without their boxes.
-    def label(tree: Any) -> Any:
-        return jax.tree.unflatten(jax.tree.structure(tree), labels)
-
+    label = lambda tree: jax.tree.unflatten(jax.tree.structure(tree), labels)  # noqa: E731
     return optax.partition(parts, label), optax.partition(begun, label).init(params)
 
 
@@ -102,14 +100,14 @@ def _begin(tx: Any, state: OptimizerState, group: Group, params: Any) -> Moments
     made: Moments = tx.init(params)
     arrays = {}
     for slot, tree in made.arrays.items():
-        leaves, held = jax.tree.leaves(tree), state.slots.get(slot, {})
+        leaves, treedef = jax.tree.flatten(tree)
         for place, at in enumerate(sorted(group.members)):
-            old, new = held.get(at), leaves[place]
-            if old is not None and jnp.shape(old) != new.shape:
+            old, new = state.slots.get(slot, {}).get(at, leaves[place]), leaves[place]
+            if jnp.shape(old) != new.shape:
                 shapes = f"{jnp.shape(old)}, and {new.shape} here"
                 raise ConversionError(f"{slot} of parameter {at} has the shape {shapes}")
-            leaves[place] = new if old is None else jnp.asarray(old, new.dtype)
-        arrays[slot] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+            leaves[place] = jnp.asarray(old, new.dtype)
+        arrays[slot] = treedef.unflatten(leaves)
     seen = next((x.position for x in group.schedules.values()), group.step)
     step, position = (jnp.asarray(count, jnp.int32) for count in (group.step, seen))
     numbers = {name: jnp.asarray(x, jnp.result_type(float)) for name, x in group.numbers.items()}
@@ -145,21 +143,28 @@ def transformation(
         params = updates if algorithm == "average" else params
         if params is None:
             raise ValueError("pass the parameters: tx.update(updates, state, params)")
-        s = _settings_at(settings, rates, state)
+        values = {"axes": None, "maximize": False, "weight_decay": 0.0, **settings}
+        values |= {name: rate(state.position) for name, rate in rates.items()}
+        if "momentum" in rates and "betas" in settings:
+            values["betas"] = values["momentum"], settings["betas"][1]
+        s = SimpleNamespace(**values, count=state.count + 1)
+        s.number = s.count.astype(jnp.result_type(float))
+        s.numbers = {name: (x * _mu(s)).astype(x.dtype) for name, x in state.numbers.items()}
+        is_decoupled = values.get("decoupled", algorithm in _DECOUPLED)
 
-        def update_leaf(gradient: Any, old: Any, *arrays: Any) -> tuple[Any, ...]:
-            update, new = _update(
-                algorithm, gradient, old, dict(zip(names, arrays, strict=True)), s
-            )
-            slots = [new[name].astype(x.dtype) for name, x in zip(names, arrays, strict=True)]
-            return update.astype(gradient.dtype), *slots
+        def update_leaf(given: Any, old: Any, *arrays: Any) -> tuple[Any, ...]:
+            gradient, slots = -given if s.maximize else given, dict(zip(names, arrays, strict=True))
+            if s.weight_decay and not is_decoupled:
+                gradient = gradient + s.weight_decay * old
+            update, new = _RULES[algorithm](gradient, old, slots, s)
+            if s.weight_decay and is_decoupled:
+                update = update - s.lr * s.weight_decay * old
+            return update.astype(given.dtype), *(new[n].astype(x.dtype) for n, x in slots.items())
 
+        made = jax.tree.map(update_leaf, updates, params, *(state.arrays[name] for name in names))
         treedef: Any = jax.tree.structure(updates)
-        trees = [updates, params, *(state.arrays[name] for name in names)]
-        made = [update_leaf(*row) for row in zip(*map(treedef.flatten_up_to, trees), strict=True)]
-        update, *arrays = (
-            treedef.unflatten([row[i] for row in made]) for i in range(len(trees) - 1)
-        )
+        rows, width = treedef.flatten_up_to(made), 1 + len(names)
+        update, *arrays = (treedef.unflatten([row[i] for row in rows]) for i in range(width))
         held = dict(zip(names, arrays, strict=True))
         return update, Moments(s.count, state.position + 1, held, s.numbers)
 
@@ -175,35 +180,6 @@ def _slot(name: str, settings: Mapping[str, Any], leaf: Any) -> Any:
         shape = [leaf.shape[axis] for axis in settings.get("axes") or range(leaf.ndim)]
         shape[_MEAN_OVER[name]] = 1
     return jnp.zeros(shape, leaf.dtype)
-
-
-def _settings_at(
-    settings: Mapping[str, Any], rates: Mapping[str, Callable[[Any], Any]], state: Moments
-) -> SimpleNamespace:
-    """Returns the settings of an update, its count, as a float too, and the new numbers."""
-    values = {name: rate(state.position) for name, rate in rates.items()}
-    if "momentum" in values and "betas" in settings:
-        values["betas"] = (values.pop("momentum"), settings["betas"][1])
-    plain = {"axes": None, "maximize": False, "weight_decay": 0.0}
-    s = SimpleNamespace(**plain | dict(settings) | values)
-    s.count = state.count + 1
-    s.number = s.count.astype(jnp.result_type(float))
-    s.numbers = {name: (x * _mu(s)).astype(x.dtype) for name, x in state.numbers.items()}
-    return s
-
-
-def _update(
-    algorithm: str, gradient: Any, old: Any, slots: _Slots, s: Any
-) -> tuple[Any, dict[str, Any]]:
-    """Returns what is added to a parameter, and its new moments."""
-    is_decoupled = getattr(s, "decoupled", algorithm in _DECOUPLED)
-    gradient = -gradient if s.maximize else gradient
-    if s.weight_decay and not is_decoupled:
-        gradient = gradient + s.weight_decay * old
-    update, new = _RULES[algorithm](gradient, old, slots, s)
-    if s.weight_decay and is_decoupled:
-        update = update - s.lr * s.weight_decay * old
-    return update, new
 
 
 def _correction(beta: Any, s: Any) -> Any:
@@ -354,12 +330,12 @@ def _newton_schulz(x: Any, coefficients: tuple[float, float, float], steps: int,
 
     def to_bfloat16(y: Any) -> Any:
         # Under jit XLA would leave out a cast to bfloat16 and back.
-        return jax.lax.reduce_precision(y.astype(jnp.float32), 8, 7)
+        return jax.lax.reduce_precision(jnp.asarray(y, jnp.float32), 8, 7)
 
     product = partial(jnp.matmul, precision="highest")
     a, b, c = coefficients
     x = to_bfloat16(x)
-    x = to_bfloat16(x / jnp.maximum(to_bfloat16(jnp.linalg.norm(x)), to_bfloat16(jnp.asarray(eps))))
+    x = to_bfloat16(x / jnp.maximum(to_bfloat16(jnp.linalg.norm(x)), to_bfloat16(eps)))
     for _ in range(steps):
         gram = to_bfloat16(product(x, x.T))
         x = to_bfloat16(a * x + product(to_bfloat16(b * gram + c * product(gram, gram)), x))

@@ -22,6 +22,7 @@ _NATIVE = {name for name in SCHEDULES if hasattr(lr_scheduler, name)} - {
     "OneCycleLR", "SequentialLR", "LambdaLR",
 }  # fmt: skip
 _Form = tuple[str, dict[str, Any]]  # of a `Schedule`
+_Groups = Sequence[Mapping[str, Schedule]]
 
 
 def read(scheduler: Any, updates: int | None, every: int | None) -> list[dict[str, Schedule]]:
@@ -77,15 +78,14 @@ def _forms(scheduler: Any, number: int) -> dict[str, _Form]:
         return {"lr": _to_average(scheduler, number)}
     if name in _NATIVE and cls is getattr(lr_scheduler, name):
         fields = inspect.getfullargspec(SCHEDULES[name]).kwonlyargs
-        return {"lr": (name, {field: _plain(held[field]) for field in fields})}
+        settings = {field: held[field] for field in fields}
+        if isinstance(steps := settings.get("milestones"), Counter):
+            settings["milestones"] = tuple(sorted(steps.elements()))
+        return {"lr": (name, settings)}
     raise ConversionError(
         f"{name} cannot be converted: its rate is not a function of the step alone, or it is not a "
         "class of torch.optim.lr_scheduler. Convert without the scheduler."
     )
-
-
-def _plain(value: Any) -> Any:
-    return tuple(sorted(value.elements())) if isinstance(value, Counter) else value
 
 
 def _one_cycle(scheduler: Any, number: int, what: str, ends: Sequence[str]) -> _Form:
@@ -127,7 +127,7 @@ def _by_function(function: Any) -> _Form:
     return "table", {"values": tuple(float(function(at)) for at in range(int(total) + 1))}
 
 
-def write(optimizer: torch.optim.Optimizer, schedules: Sequence[Mapping[str, Schedule]]) -> Any:
+def write(optimizer: torch.optim.Optimizer, schedules: _Groups) -> Any:
     """Returns a scheduler that continues the schedules of the groups; None if there are none.
 
     Where torch has none that can begin in the middle it is a `LambdaLR` of rates, not factors.
@@ -143,16 +143,13 @@ def write(optimizer: torch.optim.Optimizer, schedules: Sequence[Mapping[str, Sch
     values = [_value(schedule, base) for schedule, base in zip(rates, bases, strict=True)]
     held: dict[str, Any] = {}
     if any("momentum" in each for each in schedules):
-        scheduler, held = _cycle_momentum(optimizer, schedules, bases, position)
+        scheduler, held = _cycle_momentum(optimizer, schedules, position)
     elif {schedule and schedule.kind for schedule in rates} == {"LambdaLR"}:
         scheduler = lr_scheduler.LambdaLR(optimizer, [x.settings["function"] for x in moving])
     elif first.kind in _NATIVE and all(x == first for x in rates):
         scheduler = getattr(lr_scheduler, first.kind)(optimizer, **first.settings)
         if first.kind == "CosineAnnealingWarmRestarts":
-            held = {"T_i": first.settings["T_0"], "T_cur": position}
-            while held["T_cur"] >= held["T_i"]:
-                held["T_cur"] -= held["T_i"]
-                held["T_i"] *= first.settings["T_mult"]
+            scheduler.step(position)  # which sets the length of the cycle
     else:
         scheduler, bases = lr_scheduler.LambdaLR(optimizer, [*values]), [1.0] * len(bases)
     for group, base, value in zip(optimizer.param_groups, bases, values, strict=True):
@@ -164,21 +161,18 @@ def write(optimizer: torch.optim.Optimizer, schedules: Sequence[Mapping[str, Sch
 
 
 def _cycle_momentum(
-    optimizer: torch.optim.Optimizer,
-    schedules: Sequence[Mapping[str, Schedule]],
-    bases: Sequence[float],
-    position: int,
+    optimizer: Any, schedules: _Groups, position: int
 ) -> tuple[Any, dict[str, Any]]:
     """Returns a `OneCycleLR` and its phases, and gives the groups their ends and momentum."""
     rate, momentum = (schedules[0][name].settings for name in ("lr", "momentum"))
-    # Whose constructor puts momenta of its own into the groups.
-    firsts = [x["betas"][0] if "betas" in x else x["momentum"] for x in optimizer.param_groups]
-    scheduler = lr_scheduler.OneCycleLR(optimizer, [*bases], int(rate["phases"][-1][0]) + 1)
-    groups = zip(optimizer.param_groups, bases, firsts, schedules, strict=True)
-    for group, base, first, each in groups:
-        for begin, schedule in ((base, each["lr"]), (first, each["momentum"])):
-            group.update({end: begin * x for end, x in schedule.settings["factors"].items()})
-        now = _value(each["momentum"], first)(position)
+    groups = optimizer.param_groups  # whose momenta the constructor replaces
+    begins = [(x["lr"], x["betas"][0] if "betas" in x else x["momentum"]) for x in groups]
+    rates = [float(first) for first, _ in begins]
+    scheduler = lr_scheduler.OneCycleLR(optimizer, rates, int(rate["phases"][-1][0]) + 1)
+    for group, firsts, each in zip(groups, begins, schedules, strict=True):
+        for first, what in zip(firsts, ("lr", "momentum"), strict=True):
+            group.update({end: first * x for end, x in each[what].settings["factors"].items()})
+        now = float(each["momentum"].rate(firsts[1], position))
         group.update({"betas": (now, group["betas"][1])} if "betas" in group else {"momentum": now})
     phases = [
         {"end_step": end, "start_lr": a, "end_lr": b, "start_momentum": c, "end_momentum": d}
