@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.compute import Optimizers
 from fmapper.backends.discovery import adapter_of
@@ -17,9 +17,6 @@ from fmapper.verification.models.owners import adapter_of_model
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
-
-
-T = TypeVar("T")
 
 
 @functor(children=("a", "b", "magnitude"))
@@ -50,20 +47,15 @@ class LowRank:
         shape = (int(self.b.shape[0]), *map(int, self.a.shape[1:]))
         return shape[::-1] if self.is_transposed else shape
 
-    def factors(self) -> tuple[Any, Any]:
-        """Returns two matrices, (rows, rank) and (rank, columns), whose product is the update."""
-        xp = array_namespace(self.a)
-        rank = self.a.shape[0]
-        left = self.scale * xp.reshape(self.b, (-1, rank))
-        right = xp.reshape(self.a, (rank, -1))
-        return (right.T, left.T) if self.is_transposed else (left, right)
-
     def merge(self, weight: Any, sign: int = 1) -> Any:
         """Returns a weight with the update in it, of its dtype; a sign of -1 takes that out."""
         xp = array_namespace(weight)
-        left, right = self.factors()
+        rank = self.a.shape[0]
+        left = sign * self.scale * xp.reshape(self.b, (-1, rank))
+        right = xp.reshape(self.a, (rank, -1))
+        left, right = (right.T, left.T) if self.is_transposed else (left, right)
         matrix = xp.reshape(weight, (left.shape[0], right.shape[1]))
-        made = xp.astype(matrix, self.a.dtype) + sign * left @ right
+        made = xp.astype(matrix, self.a.dtype) + left @ right
         if self.magnitude is not None:
             axis = 0 if self.is_transposed else 1
             norm = xp.sqrt(xp.sum(made * made, axis=axis, keepdims=True))
@@ -130,7 +122,7 @@ class LoraAdapter:
             )
         return self._apply(params)
 
-    def apply(self, function: Callable[..., T], params: Mapping[str, Any], *args: Any) -> T:
+    def apply(self, function: Callable[..., Any], params: Mapping[str, Any], *args: Any) -> Any:
         """Returns `function(self(params), *args)`, without merged matrices in memory in JAX.
 
         A product with a matrix becomes one with it and one with its update. Weights that are used
@@ -146,7 +138,7 @@ class LoraAdapter:
         if not isinstance(owner, Optimizers):
             return function(self(params), *args)
         merged = lambda weights, *args: function(weights[0](weights[1]), *args)  # noqa: E731
-        return cast("T", owner.call_apart(merged, (self, params), *args))
+        return owner.call_apart(merged, (self, params), *args)
 
     def _apply(
         self, params: Mapping[str, Any], sign: int = 1, bring: Callable[[Any], Any] = lambda x: x
@@ -244,7 +236,6 @@ class LoraAdapter:
         """
         weights = state(model, source=source)
         owner = next((adapter_of(update.a) for update in self.updates.values()), None)
-        # To the framework of the adapter, if it is not there.
         bring = lambda x: x if owner in (None, adapter_of(x)) else mover_to(owner)(x)  # noqa: E731
         new = self._apply(weights, bring=bring)
         old = {id(weights[name]) for name in new if new[name] is not weights[name]}

@@ -138,14 +138,13 @@ def convert_training(
         converted, fill = _transfer(model, to, rules=rules, **given, **options)
     target = adapter_of_model(converted)
     if not isinstance(target, Optimizers):
-        name = to if isinstance(to, str) else type(to).__name__
-        raise ConversionError(f"optimizers cannot be converted to {name}")
+        raise ConversionError(f"optimizers cannot be converted to {type(converted).__name__}")
     if not target.trainable(converted):
         raise ConversionError(
             f"a {type(converted).__name__} holds no parameters, which an optimizer could update: "
             "its init returns them. Convert to a target whose models hold theirs."
         )
-    carried = [_carry(held, source, model, target, fill) for held in states]
+    carried = (_carry(held, source, model, target, fill) for held in states)
     written = [target.write_optimizer(converted, held) for held in carried]
     if is_one:
         return Training(converted, *written[0])
@@ -167,11 +166,10 @@ def _transfer(model: Any, twin: Any, **options: Any) -> tuple[Any, Callable[[dic
                 "twin. Transfer the weights alone, and begin a new optimizer."
             )
     moves = Rules(rule for rule in report.rules if not isinstance(rule, Cast))  # filling casts
-    shapes = {name: tuple(array.shape) for name, array in state(filled).items()}
+    kept = {n: np.zeros(x.shape) for n, x in state(filled).items() if n in {*report.kept}}
 
     def fill(arrays: dict[str, Any]) -> Any:
-        moved = moves.apply({name: to_numpy(array) for name, array in arrays.items()})
-        kept = {name: np.zeros(shapes[name]) for name in report.kept}
+        moved = moves.apply(to_numpy(arrays))
         return load_state(filled, {name: array.read() for name, array in moved.items()} | kept)
 
     return filled, fill
@@ -199,6 +197,17 @@ def _carry(
             "two parameters are one array, which is converted as a tie, and the optimizer has each "
             "of them: copy one, or give the model one parameter for both"
         )
+
+    names = {id(array): name for name, array in arrays.items()}
+    for moments in held.slots.values():
+        for at, x in moments.items():
+            (dtype, shape), like = ((y.dtype, tuple(y.shape)) for y in (x, old[at]))
+            if dtype != like[0] or (held.algorithm != "adafactor" and shape != like[1]):
+                raise ConversionError(
+                    f"{names[id(old[at])]}: its moments are of {dtype} and shape {shape}, and it "
+                    f"is of {like[0]} and {like[1]}. Pass the model that the optimizer was made "
+                    "for; and torch has one dtype for both."
+                )
 
     def through(new: Sequence[Any]) -> list[Any]:
         changed = {id(x): array for x, array in zip(old, new, strict=True)}

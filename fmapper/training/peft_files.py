@@ -90,21 +90,60 @@ def _read(weights: Path, settings: Mapping[str, Any]) -> LoraAdapter:
         f"{', '.join(bad)} of {_CONFIG}: ranks and alphas must be positive numbers, patterns "
         "tables of those, and modules texts",
     )
-    parts: dict[str, dict[str, Any]] = defaultdict(dict)
-    replaced = {}
+    parts: dict[str, Any] = defaultdict(dict)
+    replaced, embeddings = {}, set[str]()
     for key, array in to_numpy(dict(load(weights, format="safetensors"))).items():
         name = key.removeprefix(_PREFIX)
-        if part := _PART.fullmatch(name):
-            module, end = part.groups()
-            parts[module] |= {_FIELDS[end]: array}
-            parts[module] |= {"is_embedding": True} if "embedding" in end else {}
+        if match := _PART.fullmatch(name):
+            module, end = match.groups()
+            parts[module][_FIELDS[end]] = array
+            embeddings |= {module} if "embedding" in end else set()
             continue
         _require("lora_" not in name, f"{show(key)} is not part of a LoRA that is read")
         plain = _SAVED.sub("", name).replace(_BASE, ".")
         _require(plain not in replaced, f"has {show(plain)} twice")
         replaced[plain] = array
-    _check_targets(settings, parts, replaced)
-    updates = {f"{name}.weight": _low_rank(name, settings, **held) for name, held in parts.items()}
+    targets, excluded = (_patterns(settings.get(f"{key}_modules")) for key in ("target", "exclude"))
+    lost = [
+        name
+        for name, pattern in targets.items()
+        if not any(map(pattern.fullmatch, parts))
+        and not _match(excluded, name)  # which PEFT writes among the targets
+    ]
+    saved = settings.get("modules_to_save") or ()
+    lost += [x for x in saved if not any(f".{x}." in f".{name}" for name in replaced)]
+    _require(
+        not lost,
+        f"the configuration has the modules {', '.join(map(show, lost))}, of which there are no "
+        "weights in the file",
+    )
+    strange = [module for module in parts if targets and not _match(targets, module)]
+    _require(
+        not strange,
+        f"the file has weights for {', '.join(map(show, strange[:3]))}, which the target_modules "
+        "of the configuration do not name",
+    )
+    updates, divisor = {}, math.sqrt if settings.get("use_rslora") else float
+    for module, part in parts.items():
+        a, b, magnitude = map(part.get, ("a", "b", "magnitude"))
+        half = "lora_B" if a is None else "lora_A"
+        is_pair = a is not None and b is not None
+        _require(is_pair, f"{module} has only {half}, or neither half of a pair")
+        _require(
+            a.ndim > 1 and b.ndim == a.ndim and a.shape[0] == b.shape[1],
+            f"{module}: lora_A of {a.shape} and lora_B of {b.shape} do not fit together",
+        )
+        rank = _by_pattern(settings.get("rank_pattern"), module, settings.get("r", a.shape[0]))
+        alpha = _by_pattern(settings.get("alpha_pattern"), module, settings["lora_alpha"])
+        said = f"{module} has rank {a.shape[0]}, and the configuration says {rank}"
+        _require(int(rank) == a.shape[0], said)
+        has, wants = magnitude is not None, bool(settings.get("use_dora"))
+        said = f"{'a' if has else 'no'} magnitude, and the configuration says use_dora={wants}"
+        _require(has == wants, f"{module} has {said}")
+        scale, is_embedding = float(alpha) / divisor(a.shape[0]), module in embeddings
+        is_transposed = is_embedding or bool(settings.get("fan_in_fan_out"))
+        kind = {"is_transposed": is_transposed, "is_embedding": is_embedding}
+        updates[f"{module}.weight"] = LowRank(a, b, magnitude, scale=scale, **kind)
     return LoraAdapter(updates, replaced, json.dumps(settings, sort_keys=True))
 
 
@@ -128,33 +167,6 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 }  # fmt: skip
 
 
-def _check_targets(
-    settings: Mapping[str, Any], modules: Iterable[str], replaced: Iterable[str]
-) -> None:
-    """Raises for modules that the configuration names and the file does not have, or vice versa."""
-    targets, excluded = (_patterns(settings.get(f"{key}_modules")) for key in ("target", "exclude"))
-    lost = [
-        name
-        for name, pattern in targets.items()
-        if not any(map(pattern.fullmatch, modules))
-        and not _match(excluded, name)  # which PEFT writes among the targets
-    ]
-    paths = [f".{name}" for name in replaced]
-    saved = settings.get("modules_to_save") or ()
-    lost += [module for module in saved if not any(f".{module}." in path for path in paths)]
-    _require(
-        not lost,
-        f"the configuration has the modules {', '.join(map(show, lost))}, of which there are no "
-        "weights in the file",
-    )
-    strange = [module for module in modules if targets and not _match(targets, module)]
-    _require(
-        not strange,
-        f"the file has weights for {', '.join(map(show, strange[:3]))}, which the target_modules "
-        "of the configuration do not name",
-    )
-
-
 def _patterns(targets: str | Iterable[str] | None) -> dict[str, re.Pattern[str]]:
     """Returns what PEFT matches paths with: an expression, or the ends of paths."""
     if isinstance(targets, str):
@@ -166,30 +178,6 @@ def _match(patterns: Mapping[str, re.Pattern[str]], module: str) -> bool:
     return any(pattern.fullmatch(module) for pattern in patterns.values())
 
 
-def _low_rank(
-    module: str, settings: Mapping[str, Any], a: Any = None, b: Any = None, magnitude: Any = None,
-    is_embedding: bool = False,
-) -> LowRank:  # fmt: skip
-    half = "lora_B" if a is None else "lora_A"
-    is_pair = a is not None and b is not None
-    _require(is_pair, f"{module} has only {half}, or neither half of a pair")
-    _require(
-        a.ndim > 1 and b.ndim == a.ndim and a.shape[0] == b.shape[1],
-        f"{module}: lora_A of {a.shape} and lora_B of {b.shape} do not fit together",
-    )
-    rank = _by_pattern(settings.get("rank_pattern"), module, settings.get("r", a.shape[0]))
-    alpha = _by_pattern(settings.get("alpha_pattern"), module, settings["lora_alpha"])
-    said = f"{module} has rank {a.shape[0]}, and the configuration says {rank}"
-    _require(int(rank) == a.shape[0], said)
-    has, wants = magnitude is not None, bool(settings.get("use_dora"))
-    said = f"{'a' if has else 'no'} magnitude, and the configuration says use_dora={wants}"
-    _require(has == wants, f"{module} has {said}")
-    scale = float(alpha) / _divisor(settings, a.shape[0])
-    is_transposed = is_embedding or bool(settings.get("fan_in_fan_out"))
-    kind = {"is_transposed": is_transposed, "is_embedding": is_embedding}
-    return LowRank(a, b, magnitude, scale=scale, **kind)
-
-
 def _by_pattern(patterns: Any, module: str, default: Any) -> Any:
     """Returns the value of the first pattern that the end of a path matches, as PEFT does."""
     for pattern, value in (patterns or {}).items():
@@ -197,10 +185,6 @@ def _by_pattern(patterns: Any, module: str, default: Any) -> Any:
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
     return default
-
-
-def _divisor(settings: Mapping[str, Any], rank: int) -> float:
-    return math.sqrt(rank) if settings.get("use_rslora") else rank
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
@@ -247,13 +231,12 @@ def save_adapter(adapter: LoraAdapter, folder: str | os.PathLike[str]) -> None:
         "use_dora": {u.magnitude is not None for u in updates.values()},
         "fan_in_fan_out": {u.is_transposed for u in updates.values() if not u.is_embedding},
     }
-    differing = [name for name, values in shared.items() if len(values) > 1]
-    if differing:
-        raise CheckpointError(
-            f"PEFT has one {' and '.join(differing)} for an adapter, and its updates differ"
-        )
+    for name, own in shared.items():
+        if len(own) > 1:
+            raise CheckpointError(f"PEFT has one {name} for an adapter, and its updates differ")
     ranks = {name: int(update.a.shape[0]) for name, update in updates.items()}
-    alphas = {name: u.scale * _divisor(settings, ranks[name]) for name, u in updates.items()}
+    divisor = math.sqrt if settings.get("use_rslora") else int
+    alphas = {name: u.scale * divisor(ranks[name]) for name, u in updates.items()}
     targets = settings.get("target_modules") or []
     patterns = _patterns(targets)
     is_complete = bool(targets) and all(_match(patterns, name) for name in updates)
@@ -265,7 +248,7 @@ def save_adapter(adapter: LoraAdapter, folder: str | os.PathLike[str]) -> None:
             re.escape(module): value for module, value in values.items() if value != usual
         }
     settings["target_modules"] = targets if is_complete else sorted(updates)
-    settings |= {name: any(values) for name, values in shared.items()}
+    settings |= {name: any(own) for name, own in shared.items()}
     folder.mkdir(parents=True, exist_ok=True)
     save(arrays, folder / _WEIGHTS, metadata={"format": "pt"})
     with new_file(folder / _CONFIG) as file:

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.namespace import array_namespace
 from fmapper.checkpoints import lazy_operations as ops
 from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.errors import StructureMismatchError
+from fmapper.sync.planning import leaves_of
+from fmapper.sync.strided import Leaf
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
 
 Arrays = Mapping[str, Any]
-
-
-class _Given(LazyArray):
-    """An array that operations of rules are planned for; its dtype does not matter to them."""
-
-    def __init__(self, array: Any, bring: Callable[[Any], Any]) -> None:
-        import numpy as np
-
-        self._array, self._bring = array, bring
-        self.shape, self.dtype = tuple(map(int, array.shape)), np.dtype(np.float32)
-
-    @cached_property
-    def array(self) -> Any:  # where it is computed with
-        return self._bring(self._array)
 
 
 def change_before(
@@ -50,30 +38,30 @@ def change_before(
     from fmapper.checkpoints import Cast, Rules
 
     plain = Rules(rule for rule in rules if not isinstance(rule, Cast))  # arrays keep their dtypes
-    given = {name: _Given(array, bring) for name, array in arrays.items()}
-    before = plain.inverse().apply(given, strict=False)
-    new = change({name: _compute(before[name]) for name in names if name in before})
-    changed = {_Given(array, bring): name for name, array in new.items()}
-    after = plain.apply(
-        {**before, **{name: array for array, name in changed.items()}}, strict=False
-    )
-    result, lost = dict(arrays), {*changed}
-    for name, array in after.items():
-        leaves = {*_leaves(array)} & changed.keys()
+    before = plain.inverse().apply(_leaves(arrays), strict=False)
+    brought = cache(lambda name: bring(arrays[name]))
+    given = [name for name in names if name in before]
+    new = change({name: _compute(before[name], lambda x: brought(x.name)) for name in given})
+    changed = _leaves(new)
+    result, lost, own = dict(arrays), {*changed}, {*changed.values()}
+    for name, array in plain.apply({**before, **changed}, strict=False).items():
+        leaves = own.intersection(leaves_of(array))
         if leaves and name in arrays:
-            made = _compute(array)
-            result[name] = array_namespace(made).astype(made, given[name].array.dtype)
-            lost -= leaves
+            made = _compute(array, lambda x: new[x.name] if x in own else brought(x.name))
+            result[name] = array_namespace(made).astype(made, brought(name).dtype)
+            lost -= {leaf.name for leaf in leaves}
     if lost:
-        names = ", ".join([changed[array] for array in changed if array in lost][:3])
+        names = ", ".join([name for name in changed if name in lost][:3])
         raise StructureMismatchError(f"{names}: is not in the model after the rules")
     return result
 
 
-def _leaves(array: LazyArray) -> Iterable[LazyArray]:
-    if not isinstance(array, Operation):
-        return [array]
-    return [leaf for operand in array.operands for leaf in _leaves(operand)]
+def _leaves(arrays: Arrays) -> dict[str, Leaf]:
+    """Returns arrays to plan operations for, to which dtypes do not matter."""
+    import numpy as np
+
+    dtype = np.dtype(np.float32)
+    return {name: Leaf(name, [*map(int, x.shape)], dtype) for name, x in arrays.items()}
 
 
 _OPERATIONS: dict[type, Callable[..., Any]] = {
@@ -87,13 +75,13 @@ _OPERATIONS: dict[type, Callable[..., Any]] = {
 }
 
 
-def _compute(array: LazyArray) -> Any:
-    """Computes what is planned for an array."""
-    if isinstance(array, _Given):
-        return array.array
+def _compute(array: LazyArray, value: Callable[[Leaf], Any]) -> Any:
+    """Computes what is planned for an array, from the values of its leaves."""
+    if isinstance(array, Leaf):
+        return value(array)
     if not isinstance(array, Operation):
         raise StructureMismatchError(f"{array}: only arrays of the model can be moved by rules")
     if type(array) not in _OPERATIONS:
         raise StructureMismatchError(f"{array}: an adapter cannot be taken through this operation")
-    operands = [_compute(operand) for operand in array.operands]
+    operands = [_compute(operand, value) for operand in array.operands]
     return _OPERATIONS[type(array)](array_namespace(operands), array, *operands)

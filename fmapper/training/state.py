@@ -105,15 +105,10 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
 
 
 class Algorithm(NamedTuple):
-    """An algorithm of `torch.optim`: https://docs.pytorch.org/docs/stable/optim.html.
+    """An algorithm of `torch.optim`: https://docs.pytorch.org/docs/stable/optim.html."""
 
-    Attributes:
-        settings: Those beside `lr`, with the values that leave a part of it out.
-        slots: The arrays of each parameter -> the setting that asks for them; None for always.
-    """
-
-    settings: Mapping[str, Any]
-    slots: Mapping[str, str | None]
+    settings: Mapping[str, Any]  # beside `lr`, with the values that leave a part of it out
+    slots: Mapping[str, str | None]  # of each parameter -> the setting that asks for it; or None
 
 
 _DECAY = {"weight_decay": 0.0, "maximize": False}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,9 @@ class FlaxOptimizers(JaxOptimizers):
 
     def is_optimizer(self, x: Any) -> bool:
         """Returns whether it is an `nnx.Optimizer`, an `nnx.EMA`, or a pair."""
-        nnx = sys.modules.get("flax.nnx")
-        is_of_nnx = nnx is not None and isinstance(x, nnx.Optimizer | nnx.EMA)
-        return is_of_nnx or super().is_optimizer(x)
+        from flax import nnx
+
+        return isinstance(x, nnx.Optimizer | nnx.EMA) or super().is_optimizer(x)
 
     def params(self, model: Any) -> Any:
         """Returns the state of the parameters of a module."""
@@ -32,10 +31,8 @@ class FlaxOptimizers(JaxOptimizers):
         is_module = isinstance(model, nnx.Module)  # else of Linen, with its variables
         return nnx.state(model, nnx.Param) if is_module else super().params(model)
 
-    def read_updates(
-        self, model: Any, optimizer: Any, params: Any = None, *counts: Any
-    ) -> OptimizerState:
-        """Returns an `nnx.Optimizer`, which may be one of some of the parameters, as plain data."""
+    def unpack(self, model: Any, optimizer: Any) -> tuple[Any, ...]:
+        """Returns the parts of an `nnx.Optimizer`, which may be one of some of the parameters."""
         from flax import nnx
 
         if isinstance(optimizer, nnx.EMA):
@@ -44,17 +41,16 @@ class FlaxOptimizers(JaxOptimizers):
             paths = {*_paths(self.params(model))}  # it may have other variables, too
             flat = [item for item in nnx.to_flat_state(optimizer.params) if item[0] in paths]
             held = optax.EmaState(jnp.ones((), jnp.int32), nnx.as_pure(nnx.from_flat_state(flat)))
-            return super().read_updates(model, (optax.ema(optimizer.decay, debias=False), held))
+            return self.params(model), optax.ema(optimizer.decay, debias=False), held
         if not isinstance(optimizer, nnx.Optimizer):
-            return super().read_updates(model, optimizer)
+            return super().unpack(model, optimizer)
         params = nnx.state(model, optimizer.wrt)
         order = {path: at for at, path in enumerate(_paths(self.params(model)))}
         others = [".".join(map(str, path)) for path in _paths(params) if path not in order]
         if others:
             raise ConversionError(f"the optimizer updates {others[0]}, which is not an nnx.Param")
         held, own = nnx.as_pure(optimizer.opt_state), [order[path] for path in _paths(params)]
-        pair = optimizer.tx, held
-        return super().read_updates(model, pair, params, own, int(optimizer.step[...]))
+        return params, optimizer.tx, held, own, int(optimizer.step[...])
 
     def write_optimizer(self, model: Any, state: OptimizerState) -> tuple[Any, Any]:
         """Returns an `nnx.Optimizer` for a module; a pair of averages, or of a Linen module."""
@@ -65,9 +61,8 @@ class FlaxOptimizers(JaxOptimizers):
             return (tx, held), None
         optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
         nnx.update(optimizer.opt_state, nnx.state(held))
-        steps = [group.step for group in state.groups]
-        steps += [x.position for group in state.groups for x in group.schedules.values()]
-        optimizer.step[...] = max(steps, default=0)
+        counted = [(x.step, *(y.position for y in x.schedules.values())) for x in state.groups]
+        optimizer.step[...] = max(map(max, counted), default=0)
         return optimizer, None
 
     def attach_low_rank(

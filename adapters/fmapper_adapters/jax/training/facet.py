@@ -35,7 +35,9 @@ class JaxOptimizers(Optimizers):
         function, tree = model if is_pair else (None, model)
         if hasattr(function, "init") and "params" in tree:
             return tree["params"]
-        return jax.tree.map(lambda x: x if _is_inexact(x) else None, tree)
+        return jax.tree.map(
+            lambda x: x if jnp.issubdtype(getattr(x, "dtype", int), jnp.inexact) else None, tree
+        )
 
     def trainable(self, model: Any) -> list[Any]:
         """Returns the parameters of a model."""
@@ -50,15 +52,13 @@ class JaxOptimizers(Optimizers):
                 "scheduler= and scheduler_every= are for torch's schedulers; an optax "
                 "transformation has its schedule"
             )
-        return self.read_updates(model, optimizer)
-
-    def read_updates(
-        self, model: Any, optimizer: Any, params: Any = None, *counts: Any
-    ) -> OptimizerState:
-        """Returns an optimizer of a model, or of some of its parameters, as plain data."""
         from fmapper_adapters.jax.training import read
 
-        return read.read(self.params(model) if params is None else params, *optimizer, *counts)
+        return read.read(*self.unpack(model, optimizer))
+
+    def unpack(self, model: Any, optimizer: Any) -> tuple[Any, ...]:
+        """Returns the arguments of `read`: parameters, the transformation, its state."""
+        return self.params(model), *optimizer
 
     def without_gradient(self, array: Any) -> Any:
         """Returns `jax.lax.stop_gradient` of an array."""
@@ -75,8 +75,3 @@ class JaxOptimizers(Optimizers):
         from fmapper_adapters.jax.training import transformations
 
         return transformations.build(self.params(model), state), None
-
-
-def _is_inexact(x: Any) -> bool:
-    is_array = isinstance(x, jax.Array) or hasattr(x, "__array_interface__")
-    return is_array and bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))

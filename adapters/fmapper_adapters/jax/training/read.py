@@ -21,7 +21,7 @@ import optax
 from fmapper import ConversionError, ConversionWarning
 from fmapper.backends import warn
 from fmapper.training import ALGORITHMS, Group, OptimizerState, Schedule
-from fmapper_adapters.jax.training.transformations import Moments, OfCount, Rate
+from fmapper_adapters.jax.training.transformations import OfCount, Rate, transformation
 
 
 class _Core(NamedTuple):
@@ -70,7 +70,7 @@ _ORDER = re.compile(r"a?o*(m|(?P<sign>s(?=.))?d?(c|vt?|t|e)?d?[rs]*)")
 _LETTERS = dict.fromkeys(_CORES, "c") | {
     "MultiSteps": "a", "clip": "o", "clip_by_global_norm": "o", "add_decayed_weights": "d",
     "scale_by_rms": "v", "scale_by_stddev": "v", "trace": "t", "ema": "e", "scale": "r",
-    "scale_by_schedule": "r",
+    "scale_by_schedule": "r", transformation.__name__: "m",
 }  # fmt: skip
 
 # What torch does outside of the optimizer, before it.
@@ -100,8 +100,7 @@ def read(
 ) -> OptimizerState:
     """Returns an optimizer as plain data; see `Optimizers.read_optimizer`.
 
-    Its parameters are all that the model has, or those at some places. There were so many `steps`,
-    where optax does not count them.
+    Its parameters are those at `places`, else all. Where optax counts no steps there were `steps`.
     """
     leaves = jax.tree.leaves(params)
     if any(jnp.iscomplexobj(leaf) for leaf in leaves):
@@ -125,8 +124,8 @@ def read(
     for chain, members in chains.items():
         algorithm, group, trees = _read_chain([pieces[i] for i in chain], steps)
         for slot, tree in trees.items():
-            for at, array in _arrays(algorithm, slot, tree, members, leaves):
-                slots[slot][places[at]] = array
+            arrays = _leaves(slot, tree, len(leaves))
+            slots[slot] |= {places[at]: arrays[at] for at in members if arrays[at].size}
         algorithms.add(algorithm)
         groups.append(replace(group, members=tuple(places[at] for at in members)))
     if len(algorithms) > 1:
@@ -206,10 +205,12 @@ def _number(value: Any) -> Any:
 
 def _read_chain(pieces: Sequence[_Piece], step: int) -> _Reading:
     """Reads a chain as an algorithm of torch with its settings."""
+    algorithm, rate = "sgd", 1.0
+    settings: dict[str, Any] = {}
+    trees: dict[str, Any] = {}
+    schedules: dict[str, Schedule] = {}
     letters = "".join(
-        "m"
-        if isinstance(piece.state, Moments)
-        else "s"
+        "s"
         if piece.name == "scale" and _number(piece.settings["step_size"]) == -1.0
         else _LETTERS.get(piece.name, "x")
         for piece in pieces
@@ -225,12 +226,15 @@ def _read_chain(pieces: Sequence[_Piece], step: int) -> _Reading:
             name += f" after {pieces[at - 1].name}" * bool(at)
             why = "its optimizers decay weights, scale by one algorithm, and last by the rate"
         raise ConversionError(f"{name} has no counterpart in torch: {why}")
-    if letters.endswith("m"):
-        return _read_moments(pieces[-1])
-    algorithm, rate = "sgd", 1.0
-    settings: dict[str, Any] = {}
-    trees: dict[str, Any] = {}
-    schedules: dict[str, Schedule] = {}
+    if letters.endswith("m"):  # one of ours, which has decay and rate in it
+        given, state = pieces[-1].settings, pieces[-1].state
+        algorithm, step, at = given["algorithm"], int(state.count), int(state.position)
+        rates = given["rates"].items()
+        schedules = {name: replace(rate.schedule, position=at) for name, rate in rates}
+        numbers = {key: float(value) for key, value in state.numbers.items()}
+        # Before its first step dampened SGD has no buffer in torch, which is not 0.
+        trees = {} if algorithm == "sgd" and not step else state.arrays
+        return algorithm, Group((), given["settings"], step, numbers, schedules), trees
     decays = []
     for at, (letter, (name, given, state, _)) in enumerate(zip(letters, pieces, strict=True)):
         if letter == "a":
@@ -310,18 +314,6 @@ def _settings(piece: _Piece, is_second: bool) -> dict[str, Any]:
     } | ({"centered": True} if "grad_avg" in core.slots.values() else {})
 
 
-def _read_moments(piece: _Piece) -> _Reading:
-    """Reads a transformation of ours, which has decay and rate in it."""
-    given, state = piece.settings, piece.state
-    algorithm, step, position = given["algorithm"], int(state.count), int(state.position)
-    numbers = {key: float(value) for key, value in state.numbers.items()}
-    rates = given["rates"].items()
-    schedules = {name: replace(rate.schedule, position=position) for name, rate in rates}
-    # Before its first step dampened SGD has no buffer in torch, which is not 0.
-    trees = {} if algorithm == "sgd" and not step else state.arrays
-    return algorithm, Group((), given["settings"], step, numbers, schedules), trees
-
-
 def _read_average(piece: _Piece) -> _Reading:
     """Reads `optax.ema` of the parameters."""
     count, decay = int(piece.state.count), piece.settings["decay"]
@@ -336,33 +328,16 @@ def _read_average(piece: _Piece) -> _Reading:
     return "average", Group((), {"kind": kind, "decay": decay}, count), trees
 
 
-def _arrays(
-    algorithm: str, slot: str, tree: Any, members: Sequence[int], params: Sequence[Any]
-) -> Iterator[tuple[int, Any]]:
-    """Yields the arrays of a slot that are held for some parameters."""
-
-    def is_masked(x: Any) -> bool:  # of another group
-        return isinstance(x, optax.MaskedNode)
-
-    leaves = jax.tree.leaves(tree, is_leaf=is_masked)
-    if len(leaves) != len(params):  # those of `eqx.is_array`, with integers
-        leaves = [x for x in leaves if is_masked(x) or jnp.issubdtype(x.dtype, jnp.inexact)]
-    if len(leaves) != len(params):
+def _leaves(slot: str, tree: Any, count: int) -> list[Any]:
+    """Returns the arrays of a slot, one for each parameter; those of other groups are masked."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    if len(leaves) != count:  # those of `eqx.is_array`, with integers
+        leaves = [
+            x for x in leaves if not hasattr(x, "dtype") or jnp.issubdtype(x.dtype, jnp.inexact)
+        ]
+    if len(leaves) != count:
         raise ConversionError(
             f"the optimizer has {slot} for {len(leaves)} parameters, and the model has "
-            f"{len(params)}. Pass the model that it was made for."
+            f"{count}. Pass the model that it was made for."
         )
-    for at in members:
-        leaf, like = leaves[at], params[at]
-        if leaf.dtype != like.dtype:
-            raise ConversionError(
-                f"{slot} of parameter {at} is of {leaf.dtype}, and the parameter of "
-                f"{like.dtype}; torch has one dtype for both"
-            )
-        if algorithm != "adafactor" and leaf.shape != like.shape:
-            raise ConversionError(
-                f"{slot} of parameter {at} has the shape {leaf.shape}, and the parameter "
-                f"{like.shape}. Pass the model that it was made for."
-            )
-        if leaf.size:
-            yield at, leaf
+    return leaves

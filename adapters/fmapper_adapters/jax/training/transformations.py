@@ -100,14 +100,14 @@ def _begin(tx: Any, state: OptimizerState, group: Group, params: Any) -> Moments
     made: Moments = tx.init(params)
     arrays = {}
     for slot, tree in made.arrays.items():
-        leaves, treedef = jax.tree.flatten(tree)
+        leaves = jax.tree.leaves(tree)
         for place, at in enumerate(sorted(group.members)):
             old, new = state.slots.get(slot, {}).get(at, leaves[place]), leaves[place]
             if jnp.shape(old) != new.shape:
                 shapes = f"{jnp.shape(old)}, and {new.shape} here"
                 raise ConversionError(f"{slot} of parameter {at} has the shape {shapes}")
             leaves[place] = jnp.asarray(old, new.dtype)
-        arrays[slot] = treedef.unflatten(leaves)
+        arrays[slot] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
     seen = next((x.position for x in group.schedules.values()), group.step)
     step, position = (jnp.asarray(count, jnp.int32) for count in (group.step, seen))
     numbers = {name: jnp.asarray(x, jnp.result_type(float)) for name, x in group.numbers.items()}
@@ -184,9 +184,8 @@ def _slot(name: str, settings: Mapping[str, Any], leaf: Any) -> Any:
 
 def _correction(beta: Any, s: Any) -> Any:
     """Returns `1 - beta ** count`, which loses four digits without 64-bit floats, by `expm1`."""
-    if isinstance(beta, float) and not beta:
-        return jnp.ones_like(s.number)
-    return -jnp.expm1(s.number * (math.log(beta) if isinstance(beta, float) else jnp.log(beta)))
+    is_number = isinstance(beta, float) and beta
+    return -jnp.expm1(s.number * (math.log(beta) if is_number else jnp.log(beta)))
 
 
 _Slots = Mapping[str, Any]
@@ -224,8 +223,8 @@ def _adamax(gradient: Any, old: Any, slots: _Slots, s: Any) -> _Result:
     first, second = s.betas
     mean = _mix(first, slots["exp_avg"], gradient)
     largest = jnp.maximum(second * slots["exp_inf"], jnp.abs(gradient) + s.eps)
-    new = {"exp_avg": mean, "exp_inf": largest}
-    return -s.lr / _correction(first, s) * mean / largest, new
+    update = -s.lr / _correction(first, s) * mean / largest
+    return update, {"exp_avg": mean, "exp_inf": largest}
 
 
 def _mu(s: Any, ahead: int = 0) -> Any:
@@ -314,11 +313,10 @@ def _muon(gradient: Any, old: Any, slots: _Slots, s: Any) -> _Result:
     axes = s.axes or (0, 1)
     update = (_mix(s.momentum, mean, gradient) if s.nesterov else mean).transpose(axes)
     height, width = update.shape
-    ratio = 1.0
-    if s.adjust_lr_fn in (None, "original"):
-        ratio = math.sqrt(max(1, height / width))
-    elif s.adjust_lr_fn == "match_rms_adamw":
-        ratio = 0.2 * math.sqrt(max(height, width))
+    is_as_adamw = s.adjust_lr_fn == "match_rms_adamw"
+    ratio = (
+        0.2 * math.sqrt(max(height, width)) if is_as_adamw else math.sqrt(max(1, height / width))
+    )
     how = s.ns_coefficients, s.ns_steps, s.eps
     flat = _newton_schulz(update.T if height > width else update, *how)
     flat = (flat.T if height > width else flat).astype(gradient.dtype)

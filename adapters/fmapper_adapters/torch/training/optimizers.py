@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ _CLASSES: dict[str, Any] = {
     for cls in vars(torch.optim).values()
     if isinstance(cls, type) and cls.__name__.lower() in {*ALGORITHMS, "adamw"}
 }
-_NUMBERS = {"nadam": ("mu_product",)}  # state that is a number for each parameter
+_NUMBERS = ("mu_product",)  # state that is a number for each parameter, of NAdam
 _DECOUPLED = "decoupled_weight_decay"
 # Settings that say how it is computed, not what; and what schedulers keep in groups.
 _HOW = {
@@ -37,7 +37,7 @@ _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _AVERAGES = {  # by what makes the function of an `AveragedModel`
     "get_ema_multi_avg_fn": "ema", "get_ema_avg_fn": "ema", "get_swa_multi_avg_fn": "equal",
-    "get_swa_avg_fn": "equal", "_unbias": "unbiased",
+    "get_swa_avg_fn": "equal", "_write_average": "unbiased",
 }  # fmt: skip
 _WHY_NOT = {
     "LBFGS": "it evaluates the loss many times in a step",
@@ -65,7 +65,6 @@ def read(
     if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
         raise ConversionError(f"{type(scheduler).__name__}: is the scheduler of another optimizer")
     algorithm = "adam" if name == "AdamW" else name.lower()
-    number_names = _NUMBERS.get(algorithm, ())
     settings = [_settings(group, scheduler) for group in optimizer.param_groups]
     if name == "AdamW":
         settings = [{"decoupled": True} | each for each in settings]
@@ -92,13 +91,12 @@ def read(
                 has_gradients and parameter.grad is None if is_stateless else steps > step == 0
             )
             is_left = is_left and own["weight_decay"] and parameter.requires_grad
-            found = _problems(algorithm, parameter, state, is_left)
-            problems += [f"{path}: {problem}" for problem in found]
+            problems += [f"{path}: {x}" for x in _problems(algorithm, parameter, state, is_left)]
             if parameter.requires_grad:  # torch does not update others
                 for slot in ALGORITHMS[algorithm].slots:
                     if state.get(slot) is not None:
                         slots[slot][at] = state[slot].detach()
-                numbers = tuple((key, float(state[key])) for key in number_names if key in state)
+                numbers = tuple((key, float(state[key])) for key in _NUMBERS if key in state)
                 members[number, step, numbers].append(at)
     if problems:
         raise ConversionError(f"{name} cannot be converted:\n  " + "\n  ".join(problems))
@@ -137,15 +135,11 @@ def _problems(
     algorithm: str, parameter: torch.Tensor, state: Mapping[str, Any], is_left: bool
 ) -> list[str]:
     """Returns what would be lost of a parameter."""
-    slots = ALGORITHMS[algorithm].slots
-    unknown = state.keys() - {"step", *slots, *_NUMBERS.get(algorithm, ())}
-    dtypes = {state[slot].dtype for slot in slots if state.get(slot) is not None}
+    unknown = state.keys() - {"step", *ALGORITHMS[algorithm].slots, *_NUMBERS}
     hooks = any(getattr(parameter, name, None) for name in _GRADIENT_HOOKS)
     problems = {
         f"unknown state {', '.join(sorted(unknown))}": unknown,
         "is complex, and gradients of complex numbers are others in JAX": parameter.is_complex(),
-        f"its moments are of {', '.join(map(str, dtypes))}, and it is of {parameter.dtype}": dtypes
-        - {parameter.dtype},
         "has hooks of its gradient, which would be lost": hooks,
         "is frozen, so that its moments would be lost. Delete them from optimizer.state, or set "
         "requires_grad": state and not parameter.requires_grad,
@@ -172,8 +166,7 @@ def _settings(group: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.item()
+    value = value.item() if isinstance(value, torch.Tensor) else value
     return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value
 
 
@@ -211,11 +204,12 @@ def write(model: torch.nn.Module, state: OptimizerState) -> tuple[Any, Any]:
                 f"{axes}, and torch's in that of the parameter"
             )
         for at in group.members:
-            dtype = parameters[at].dtype
             # As torch's own optimizers make them: of the dtype and layout of their parameter. Of a
             # matrix Adafactor estimates the same with rows and columns exchanged.
             entry = {
-                _EXCHANGED[slot] if axes else slot: (x.mT if axes else x).to(dtype, copy=True)
+                _EXCHANGED[slot] if axes else slot: (x.mT if axes else x).to(
+                    parameters[at].dtype, copy=True
+                )
                 for slot, arrays in state.slots.items()
                 if (x := arrays.get(at)) is not None
             }
@@ -249,19 +243,13 @@ def _read_average(model: torch.nn.Module, averaged: typed_utils.AveragedModel) -
 def _write_average(model: torch.nn.Module, state: OptimizerState) -> typed_utils.AveragedModel:
     (group,) = state.groups
     kind, decay = group.settings["kind"], group.settings["decay"]
-    ema = {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(decay)} if kind == "ema" else {}
-    how = {"avg_fn": _unbias(decay)} if kind == "unbiased" else ema
+    how: dict[str, Any] = {}
+    if kind == "ema":
+        how["multi_avg_fn"] = swa_utils.get_ema_multi_avg_fn(decay)
+    elif kind == "unbiased":  # as `optax.ema` with `debias=True`
+        how["avg_fn"] = lambda x, new, n: x + (new - x) * ((1 - decay) / (1 - decay ** (n + 1)))
     averaged: typed_utils.AveragedModel = swa_utils.AveragedModel(model, **how)
     averaged.n_averaged.fill_(group.step)
     for at, parameter in enumerate(averaged.module.parameters()):
         parameter.copy_(state.slots["average"][at])
     return averaged
-
-
-def _unbias(decay: float) -> Callable[[Any, Any, Any], Any]:
-    """Returns the function of an average as `optax.ema` with `debias=True` has it."""
-
-    def average(averaged: Any, current: Any, count: Any) -> Any:
-        return averaged + (current - averaged) * ((1 - decay) / (1 - decay ** (count + 1)))
-
-    return average

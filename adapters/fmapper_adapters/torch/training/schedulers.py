@@ -55,16 +55,23 @@ def read(scheduler: Any, updates: int | None, every: int | None) -> list[dict[st
 def _forms(scheduler: Any, number: int) -> dict[str, _Form]:
     """Returns the form of each setting of a group that a scheduler changes."""
     cls, name = type(scheduler), type(scheduler).__name__
-    groups = len(scheduler.optimizer.param_groups)
-    if len(getattr(scheduler, "base_lrs", range(groups))) != groups:
+    groups, held = scheduler.optimizer.param_groups, vars(scheduler)  # not all have public names
+    if len(getattr(scheduler, "base_lrs", groups)) != len(groups):
         raise ConversionError(
-            f"{name}: group {groups - 1} was added to the optimizer after its scheduler was made, "
-            "which does not set the rate of that. Make a new scheduler."
+            f"{name}: group {len(groups) - 1} was added to the optimizer after its scheduler was "
+            "made, which does not set the rate of that. Make a new scheduler."
         )
-    held = vars(scheduler)  # as not all have public names
+    group, forms = groups[number], {}
     if cls is lr_scheduler.OneCycleLR:
-        ends = {"lr": _RATES} | ({"momentum": _MOMENTA} if scheduler.cycle_momentum else {})
-        return {what: _one_cycle(scheduler, number, what, ends[what]) for what in ends}
+        for what, ends in (("lr", _RATES), ("momentum", _MOMENTA))[: 1 + scheduler.cycle_momentum]:
+            phases = tuple(
+                (float(phase["end_step"]), phase[f"start_{what}"], phase[f"end_{what}"])
+                for phase in held["_schedule_phases"]
+            )
+            factors = {end: group[end] / group[ends[0]] for end in ends}  # of the first value
+            is_linear = held["_anneal_func_type"] == "linear"
+            forms[what] = name, {"phases": phases, "factors": factors, "linear": is_linear}
+        return forms
     if cls is lr_scheduler.SequentialLR:
         parts = [_forms(part, number) for part in held["_schedulers"]]
         if all(len(part) == 1 for part in parts):
@@ -73,9 +80,24 @@ def _forms(scheduler: Any, number: int) -> dict[str, _Form]:
             return {"lr": (name, settings)}
         name = "OneCycleLR with cycle_momentum=True within SequentialLR"
     if cls is lr_scheduler.LambdaLR:
-        return {"lr": _by_function(scheduler.lr_lambdas[number])}
+        function = scheduler.lr_lambdas[number]
+        # Those of transformers, such as `get_linear_schedule_with_warmup`, say for how many steps.
+        total = getattr(function, "keywords", {}).get("num_training_steps")
+        if total is None or total > _LONGEST:
+            return {"lr": ("LambdaLR", {"function": function})}
+        values = tuple(float(function(at)) for at in range(int(total) + 1))
+        return {"lr": ("table", {"values": values})}
     if cls is swa_utils.SWALR:
-        return {"lr": _to_average(scheduler, number)}
+        # From the rate that there is to that of the average.
+        is_linear = held["_anneal_strategy"] == "linear"
+        length = max(1, scheduler.anneal_epochs)
+        share = min(1.0, scheduler.last_epoch / length)
+        share = share if is_linear else (1.0 - math.cos(math.pi * share)) / 2.0
+        rate, last, base = (float(group[key]) for key in ("lr", "swa_lr", "initial_lr"))
+        first = last if share == 1.0 else (rate - share * last) / (1.0 - share)
+        factors = {"initial_lr": first / base, "swa_lr": last / base}
+        cycle = float(length), *factors
+        return {"lr": (name, {"phases": (cycle,), "factors": factors, "linear": is_linear})}
     if name in _NATIVE and cls is getattr(lr_scheduler, name):
         fields = inspect.getfullargspec(SCHEDULES[name]).kwonlyargs
         settings = {field: held[field] for field in fields}
@@ -86,45 +108,6 @@ def _forms(scheduler: Any, number: int) -> dict[str, _Form]:
         f"{name} cannot be converted: its rate is not a function of the step alone, or it is not a "
         "class of torch.optim.lr_scheduler. Convert without the scheduler."
     )
-
-
-def _one_cycle(scheduler: Any, number: int, what: str, ends: Sequence[str]) -> _Form:
-    """Reads what a `OneCycleLR` does to the rate or momentum, in parts of its first value."""
-    group, held = scheduler.optimizer.param_groups[number], scheduler.state_dict()
-    phases = [
-        (float(phase["end_step"]), phase[f"start_{what}"], phase[f"end_{what}"])
-        for phase in held["_schedule_phases"]
-    ]
-    factors = {end: group[end] / group[ends[0]] for end in ends}
-    return _phases("OneCycleLR", phases, factors, held["_anneal_func_type"])
-
-
-def _phases(kind: str, phases: Sequence[Any], factors: Mapping[str, float], strategy: str) -> _Form:
-    linear = strategy == "linear"
-    return kind, {"phases": tuple(phases), "factors": factors, "linear": linear}
-
-
-def _to_average(scheduler: Any, number: int) -> _Form:
-    """Reads a `SWALR`, which takes the rate that there is to that of the average."""
-    group, strategy = scheduler.optimizer.param_groups[number], vars(scheduler)["_anneal_strategy"]
-    length = max(1, scheduler.anneal_epochs)
-    share = min(1.0, scheduler.last_epoch / length)
-    share = share if strategy == "linear" else (1.0 - math.cos(math.pi * share)) / 2.0
-    rate, last, base = (float(group[name]) for name in ("lr", "swa_lr", "initial_lr"))
-    first = last if share == 1.0 else (rate - share * last) / (1.0 - share)
-    factors = {"initial_lr": first / base, "swa_lr": last / base}
-    return _phases("SWALR", [(float(length), *factors)], factors, strategy)
-
-
-def _by_function(function: Any) -> _Form:
-    """Reads a function of a `LambdaLR`: a table of factors where it says for how many steps.
-
-    The functions of transformers do: `get_linear_schedule_with_warmup` and its like.
-    """
-    total = getattr(function, "keywords", {}).get("num_training_steps")
-    if total is None or total > _LONGEST:
-        return "LambdaLR", {"function": function}
-    return "table", {"values": tuple(float(function(at)) for at in range(int(total) + 1))}
 
 
 def write(optimizer: torch.optim.Optimizer, schedules: _Groups) -> Any:
@@ -143,7 +126,7 @@ def write(optimizer: torch.optim.Optimizer, schedules: _Groups) -> Any:
     values = [_value(schedule, base) for schedule, base in zip(rates, bases, strict=True)]
     held: dict[str, Any] = {}
     if any("momentum" in each for each in schedules):
-        scheduler, held = _cycle_momentum(optimizer, schedules, position)
+        scheduler, held = _cycle_momentum(optimizer, schedules)
     elif {schedule and schedule.kind for schedule in rates} == {"LambdaLR"}:
         scheduler = lr_scheduler.LambdaLR(optimizer, [x.settings["function"] for x in moving])
     elif first.kind in _NATIVE and all(x == first for x in rates):
@@ -160,9 +143,7 @@ def write(optimizer: torch.optim.Optimizer, schedules: _Groups) -> Any:
     return scheduler
 
 
-def _cycle_momentum(
-    optimizer: Any, schedules: _Groups, position: int
-) -> tuple[Any, dict[str, Any]]:
+def _cycle_momentum(optimizer: Any, schedules: _Groups) -> tuple[Any, dict[str, Any]]:
     """Returns a `OneCycleLR` and its phases, and gives the groups their ends and momentum."""
     rate, momentum = (schedules[0][name].settings for name in ("lr", "momentum"))
     groups = optimizer.param_groups  # whose momenta the constructor replaces
@@ -172,7 +153,8 @@ def _cycle_momentum(
     for group, firsts, each in zip(groups, begins, schedules, strict=True):
         for first, what in zip(firsts, ("lr", "momentum"), strict=True):
             group.update({end: first * x for end, x in each[what].settings["factors"].items()})
-        now = float(each["momentum"].rate(firsts[1], position))
+        schedule = each["momentum"]
+        now = _value(schedule, firsts[1])(schedule.position // schedule.every)
         group.update({"betas": (now, group["betas"][1])} if "betas" in group else {"momentum": now})
     phases = [
         {"end_step": end, "start_lr": a, "end_lr": b, "start_momentum": c, "end_momentum": d}
