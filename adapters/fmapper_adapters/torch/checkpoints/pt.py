@@ -66,7 +66,7 @@ class PtFile(Format):
         with FakeTensorMode():
             for name, array in contents.arrays.items():
                 dtype = torch_dtype(name, array)
-                tensors[name] = torch.empty(array.shape, dtype=dtype)
+                tensors[name] = torch.empty(array.shape, dtype=dtype, device="cpu")
         tied = {name: tensors[first] for name, first in contents.ties.items()}
         layout = out.path.with_name(f"{out.path.name}.layout")
         with torch.serialization.skip_data(materialize_fake_tensors=True):

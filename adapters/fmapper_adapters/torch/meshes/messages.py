@@ -17,15 +17,15 @@ def of_new_group() -> tuple[Callable[[memoryview, int], object], Callable[[int],
     group = distributed.new_group(backend="gloo")
 
     def send(data: memoryview, rank: int) -> None:
-        size = torch.tensor([data.nbytes])
+        size = torch.tensor([data.nbytes], device="cpu")
         distributed.send(size, rank, group=group)
         if data.nbytes:
             distributed.send(_as_tensor(data), rank, group=group)
 
     def receive(rank: int) -> Any:
-        size = torch.zeros(1, dtype=torch.int64)
+        size = torch.zeros(1, dtype=torch.int64, device="cpu")
         distributed.recv(size, rank, group=group)
-        data = torch.empty(int(size), dtype=torch.uint8)
+        data = torch.empty(int(size), dtype=torch.uint8, device="cpu")
         if data.numel():
             distributed.recv(data, rank, group=group)
         return data.numpy()
