@@ -149,6 +149,30 @@ def test_a_product_is_with_a_matrix_and_with_its_update(case):
         assert step.memory_analysis().temp_size_in_bytes < weight.nbytes / 2
 
 
+MERGED = {
+    "a_sum_with_a_number": lambda p, x: x @ (1.0 + p["l"] @ p["r"]),
+    "half_of_the_rows": lambda p, x: jnp.einsum(
+        "bij,ihj->bh", x.reshape(3, 2, 3), p["w"].reshape(2, 6, 3)
+    ),
+    "other_rows": lambda p, x: x @ p["w"].reshape(4, 9).T.reshape(6, 6),
+    "a_batch": lambda p, x: jnp.einsum("bi,bij->bj", x, jnp.stack([p["w"]] * 3)),
+    "a_sum_of_activations": lambda p, x: (x + (x @ p["l"]) @ p["r"]) @ p["w"],
+    "a_penalty": lambda p, x: x.sum() + (p["w"] ** 2).sum(),
+    "a_scan": lambda p, x: jax.lax.scan(lambda c, row: (c, row @ p["w"]), 0.0, x)[1],
+}
+
+
+@pytest.mark.daily_cases("a_sum_with_a_number", "other_rows")
+@pytest.mark.parametrize("case", MERGED)
+def test_what_is_no_product_with_all_rows_is_merged(case):
+    adapter = fmapper.to_jax(LoraAdapter({"w": LowRank(draw(2, 6), draw(6, 2), scale=2.0)}))
+    params = fmapper.to_jax({"w": draw(6, 6), "l": draw(6, 2), "r": draw(2, 6)})
+    x = jnp.asarray(draw(3, 6))
+    want = MERGED[case](adapter(params), x)
+    made = adapter.apply(MERGED[case], params, x)
+    assert np.allclose(made, want, atol=1e-5 * np.abs(want).max())
+
+
 def test_a_model_in_place_of_its_parameters_is_refused():
     adapter = LoraAdapter({"0.weight": LowRank(draw(2, 6), draw(5, 2), scale=2.0)})
     with pytest.raises(StructureMismatchError, match=r"dict\(module.named_parameters\(\)\)"):

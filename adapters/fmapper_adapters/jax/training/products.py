@@ -50,7 +50,7 @@ def _product(eqn: Any, given: Sequence[Any], origins: _Origins) -> list[Any] | N
             turns += name == "transpose"
             _, name, parts = origins[id(parts[0])]
     update = origins.get(id(parts[-1])) if name == "add" else None
-    if update is None or update[1] != "matmul" or batch != ((), ()):
+    if update is None or update[1] != "matmul" or batch != ((), ()) or id(parts[0]) not in origins:
         return None
     weight, (left, right) = parts[0], update[2]
     pairs = sorted(zip(over[at], over[1 - at], strict=True))
