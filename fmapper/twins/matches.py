@@ -105,7 +105,7 @@ class Decision:
     sure: bool  # nothing else could be meant
     witnesses: tuple[str, ...]
     others: list[Match] = field(default_factory=list)  # that its groups could have
-    doubt: str = ""  # why its layout is not sure; empty if names and shapes leave others, or none
+    doubt: str = ""  # why it is not sure; empty if names and shapes leave others, or none
 
     @property
     def named(self) -> bool:

@@ -26,21 +26,6 @@ if TYPE_CHECKING:
     from fmapper.backends.compute import Observation
 
 
-class Print(NamedTuple):
-    """Properties of an array that do not depend on the order of its elements."""
-
-    size: int
-    scale: float
-    values: tuple[float, ...]
-
-    def is_like(self, other: Print) -> bool:
-        """Returns whether two arrays have the same elements, up to rounding."""
-        if self.size != other.size or abs(self.scale - other.scale) > CLOSE * self.scale:
-            return False
-        pairs = zip(self.values, other.values, strict=True)
-        return all(abs(a - b) <= 5 * CLOSE for a, b in pairs)
-
-
 class Trial(NamedTuple):
     """The result of a call of the target with the weights of the source."""
 
@@ -99,7 +84,7 @@ class Proof:
                 "compared. Pass other example_inputs=, or rules="
             )
         source.check_draws(self._model, self._outputs)
-        self._prints: dict[int, list[Print]] = {}
+        self._seen: dict[int, np.ndarray[Any, Any]] = {}  # results by their size, one in a row
 
     def run(self, arrays: Mapping[str, Any], *, watch: bool = False) -> Trial:
         """Calls the target with weights, and compares every operation, too, if asked to."""
@@ -116,13 +101,16 @@ class Proof:
         return self._compare(model, agrees=agrees) if watch else Trial(agrees)
 
     def _compare(self, model: Any, *, agrees: bool) -> Trial:
-        """Compares the operations of both models."""
-        if not self._prints:
+        import numpy as np
+
+        if not self._seen:
+            results: dict[int, list[Any]] = defaultdict(list)
             for step in _steps(self._source.operations(self._model), self._source.side):
-                for print_ in step.prints:
-                    self._prints.setdefault(print_.size, []).append(print_)
+                for elements in step.results:
+                    results[elements.size].append(elements)
+            self._seen = {size: np.stack(rows) for size, rows in results.items()}
         steps = [*_steps(self._target.operations(model), self._target.side)]
-        matches = [all(map(self._is_seen, step.prints)) for step in steps]
+        matches = [all(map(self._is_seen, step.results)) for step in steps]
         recovers = [*matches]  # whether results that depend on one match again
         for at in reversed(range(len(steps))):
             for parent in steps[at].parents:
@@ -140,9 +128,13 @@ class Proof:
         model = self._target.side.fill(arrays, strict=False)
         self._target.check_draws(model, self._target.outputs(model))
 
-    def _is_seen(self, print_: Print) -> bool:
-        """Returns whether a result is one of the source."""
-        return any(print_.is_like(other) for other in self._prints.get(print_.size, ()))
+    def _is_seen(self, elements: np.ndarray[Any, Any]) -> bool:
+        """Returns whether a result has the elements of one of the source, in any order."""
+        import numpy as np
+
+        rows = self._seen.get(elements.size)
+        allowed = CLOSE * float(np.sqrt(np.mean(np.square(elements))))
+        return rows is not None and bool((np.abs(rows - elements).max(1) <= allowed).any())
 
     def _agree(self, outputs: Outputs) -> bool:
         """Returns whether all outputs of the side that has fewer are among those of the other.
@@ -190,31 +182,17 @@ def _alike(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
     return close(last, y) or close(first, y)
 
 
-def print_of_values(array: np.ndarray[Any, Any]) -> Print | None:
-    """Returns the print of an array; None where all arrays would have it."""
-    import numpy as np
-
-    if array.size < 2 or not np.isfinite(array).all():
-        return None
-    scale = float(np.sqrt(np.mean(np.square(array))))
-    if not scale:
-        return None
-    unit = array.ravel() / scale
-    values = (unit.mean(), np.mean(unit**3), unit.max(), unit.min())
-    return Print(array.size, scale, tuple(map(float, values)))
-
-
 class _Step(NamedTuple):
-    """An operation that depends on the inputs."""
-
     place: str
-    prints: tuple[Print, ...]  # of its results
+    results: list[np.ndarray[Any, Any]]  # sorted elements, of those that have several finite ones
     parents: frozenset[int]  # the numbers of the steps whose results it takes
     weights: frozenset[str]  # that it depends on from the last but one product with one
 
 
 def _steps(seen: Iterable[Observation], side: Side) -> Iterator[_Step]:
     """Yields the operations that depend on the inputs of a model."""
+    import numpy as np
+
     empty: frozenset[Any] = frozenset()
     # for each result: the steps, the weights from the last product on, and those before
     data: dict[str, tuple[frozenset[int], frozenset[str], frozenset[str]]] = {}
@@ -224,11 +202,12 @@ def _steps(seen: Iterable[Observation], side: Side) -> Iterator[_Step]:
         given = [data[operand] for operand in use.data] or [(empty, empty, empty)]
         parents, last, before = (frozenset().union(*sets) for sets in zip(*given, strict=True))
         last, before = (mine, last) if mine and use.kind in PRODUCTS else (last | mine, before)
-        arrays = (plain for array in use.seen.values for plain in floats_in(array).values())
-        prints = tuple(filter(None, map(print_of_values, arrays if use.data else ())))
-        if prints:
+        arrays = (x for of in use.seen.values for x in floats_in(of).values() if use.data)
+        results = [np.sort(x, None) for x in arrays if x.size > 1 and np.isfinite(x).all()]
+        results = [x for x in results if x.any()]
+        if results:
             where = f"{use.seen.module}: " if use.seen.module else ""
             line = f" ({use.seen.source})" if use.seen.source else ""
-            yield _Step(f"{where}{use.seen.op}{line}", prints, parents, last | before)
+            yield _Step(f"{where}{use.seen.op}{line}", results, parents, last | before)
             parents, count = frozenset([count]), count + 1
         data[use.name] = (parents, last, before)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
+from typing import Any
 
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.twins.assign import FEW
@@ -164,14 +166,18 @@ class Search:
                 yield changed
 
     def _is_blind(self, at: int, decision: Decision) -> bool:
-        """Returns whether the outputs say nothing of a decision: they stay the same without it."""
-        names = [entry.name for entry in decision.match.filled]
-
-        def shake(made: Arrays) -> Arrays:
-            return made | {name: _shake_values(made[name]) for name in names}
-
-        if self.proof.run(self.make(self.decisions, shake)).agrees:
-            return True
+        """Returns whether the outputs stay the same without some of the arrays of a decision."""
+        filled, axes = decision.match.filled, decision.option.axes
+        parts: list[dict[str, Any]] = [{entry.name: ...} for entry in filled]
+        if ROLE in decision.witnesses:
+            parts = [{name: at for part in parts for name, at in part.items()}]
+        elif axes and not decision.match.back:  # each layer of what is stacked
+            rows = [(e.name, row) for e in filled for row in range(e.shape[axes[0]])]
+            parts = [{name: (*[slice(None)] * axes[0], row)} for name, row in rows]
+        for part in parts:
+            shake = partial(_shake, part)
+            if self.proof.run(self.make(self.decisions, shake)).agrees:
+                return True
         if decision.settled:
             return False
         rivals = {group for match in decision.others for group in match.targets}
@@ -188,12 +194,15 @@ def _is_near(decision: Decision, trial: Trial) -> bool:
     return not trial.weights or any(e.name in trial.weights for e in decision.match.filled)
 
 
-def _shake_values(array: LazyArray) -> LazyArray:
+def _shake(part: dict[str, Any], made: Arrays) -> Arrays:
     import numpy as np
 
-    values = array.read()
-    shaken = np.random.default_rng(1).uniform(0.5, 1.5, values.shape) * values
-    return LazyArray.of(shaken.astype(values.dtype))
+    shaken = {name: np.array(made[name].read()) for name in part}
+    for name, at in part.items():
+        values = shaken[name][at]
+        factors = np.random.default_rng(1).uniform(0.5, 1.5, values.shape)
+        shaken[name][at] = (factors * values).astype(values.dtype)
+    return made | {name: LazyArray.of(values) for name, values in shaken.items()}
 
 
 def _swap(a: Decision, b: Decision) -> list[tuple[Decision, Decision]]:

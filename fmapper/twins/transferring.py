@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -279,21 +280,25 @@ def _is_same_class(a: Side, b: Side) -> bool:
 def _doubt_single_witnesses(decisions: Sequence[Decision]) -> None:
     """Makes decisions unsure on which one witness alone agrees, be that names, role or shapes.
 
-    Shapes are a witness where no other array has them. What the outputs do not depend on, such as
-    the bias of keys, goes with the rest of its module.
+    Shapes are a witness where no other array has them, not even one whose name has another number.
+    What the outputs do not depend on, such as the bias of keys, goes with the rest of its module.
     """
-    sizes = [tuple(prod(entry.shape) for entry in d.match.filled) for d in decisions]
+    matches = [decision.match for decision in decisions]
+    used = Counter(prod(entry.shape) for match in matches for entry in match.used)
+    filled = Counter(prod(entry.shape) for match in matches for entry in match.filled)
     proved = [pair for d in decisions if FUNCTION in d.witnesses for pair in d.match.pairs]
     modules = {(source.parent, target.parent) for source, target in proved}
-    for decision, size in zip(decisions, sizes, strict=True):
+    for decision, match in zip(decisions, matches, strict=True):
         witnesses = (
             decision.named,
-            sizes.count(size) == 1,
+            all(used[prod(entry.shape)] == 1 for entry in match.used)
+            and all(filled[prod(entry.shape)] == 1 for entry in match.filled),
             ROLE in decision.witnesses,
-            all((s.parent, t.parent) in modules for s, t in decision.match.pairs),
+            all((s.parent, t.parent) in modules for s, t in match.pairs),
         )
         if FUNCTION not in decision.witnesses and sum(witnesses) < 2:
             decision.sure = False
+            decision.doubt = decision.doubt or "no second witness agrees"
 
 
 def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Plan:

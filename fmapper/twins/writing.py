@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fmapper.checkpoints.lazy import LazyArray, concatenate, stack
@@ -19,15 +19,22 @@ def make(decisions: Iterable[Decision], arrays: Mapping[str, LazyArray]) -> dict
     """Makes the arrays of the target of those of the source."""
     made: dict[str, LazyArray] = {}
     for decision in decisions:
-        for parts, entry in decision.match.rows():
-            shapes = [[part.shape for part in group] for group in parts]
-            if decision.match.back:
-                divided = _divide(arrays[entry.name], decision.option, shapes, entry.shape)
-                for group, pieces in zip(parts, divided, strict=True):
-                    made.update(zip((part.name for part in group), pieces, strict=True))
-            else:
-                blocks = [[arrays[part.name] for part in group] for group in parts]
-                made[entry.name] = _join(blocks, decision.option, shapes, entry.shape)
+        match = decision.match
+        if match.back:
+            there = derive(match.filled, partial(_joined, decision))
+            made |= there.inverse().apply({entry.name: arrays[entry.name] for entry in match.used})
+        else:
+            made |= _joined(decision, arrays)
+    return made
+
+
+def _joined(decision: Decision, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """Makes the arrays of the one group of a match of those of the many."""
+    made = {}
+    for parts, entry in decision.match.rows():
+        shapes = [[part.shape for part in group] for group in parts]
+        blocks = [[arrays[part.name] for part in group] for group in parts]
+        made[entry.name] = _join(blocks, decision.option, shapes, entry.shape)
     return made
 
 
@@ -54,34 +61,6 @@ def _stack(arrays: Sequence[LazyArray], axes: tuple[int, ...], shape: Shape) -> 
     rest = shape[:axis] + shape[axis + 1 :]
     blocks = (arrays[at : at + size] for at in range(0, len(arrays), size))
     return stack([_stack(block, tuple(inner), rest) for block in blocks], axis)
-
-
-def _divide(
-    array: LazyArray, option: Option, shapes: list[list[Shape]], shape: Shape
-) -> list[list[LazyArray]]:
-    """Divides an array into what would be joined to it."""
-    pieces: list[list[LazyArray]] = [[] for _ in shapes]
-    before = Layout(option.after).inverse()
-    for row, joined in enumerate(map(before.apply, _unstack(array, option.axes))):
-        parts = [joined]
-        if len(shapes) > 1 and option.new:
-            parts = joined.unstack(option.axis)
-        elif len(shapes) > 1:
-            size = joined.size // joined.shape[option.axis]
-            sizes = [prod(shapes[at][row]) // size for at in option.order]
-            parts = joined.split(sizes, option.axis)
-        for at, part in zip(option.order, parts, strict=True):
-            layout = option.layouts[at][shapes[at][row], shape]
-            pieces[at].append(layout.inverse().apply(part))
-    return pieces
-
-
-def _unstack(array: LazyArray, axes: tuple[int, ...]) -> Iterator[LazyArray]:
-    if not axes:
-        yield array
-        return
-    for part in array.unstack(axes[0]):
-        yield from _unstack(part, axes[1:])
 
 
 def rules_of(decisions: Sequence[Decision]) -> Rules:

@@ -279,3 +279,60 @@ def test_outputs_that_differ_are_not_believed_where_nothing_can_be_recorded():
     source, x = with_values(Opaque("a", "b")), torch.randn(3, 4)
     with pytest.raises(fmapper.TransferError, match="outputs differ, and the operations of Opaque"):
         fmapper.transfer(source, Opaque("b", "a"), example_inputs=(x,))
+
+
+class Numbered(torch.nn.Module):
+    """Layers of one shape, called in an order that their numbers do not say."""
+
+    def __init__(self, *order):
+        super().__init__()
+        self.order = order
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in order)
+
+    def forward(self, x, y):
+        for at in self.order:
+            x = torch.tanh(self.layers[at](x))
+        return x * y
+
+
+class OtherNumbered(Numbered):
+    pass
+
+
+def test_layers_are_not_paired_by_their_numbers_alone():
+    source, x, y = with_values(Numbered(0, 1, 2)), torch.randn(3, 4), torch.randn(3, 4)
+    with pytest.raises(fmapper.AmbiguousTransferError, match="but no second witness agrees"):
+        fmapper.transfer(source, OtherNumbered(2, 1, 0))
+    filled, _ = fmapper.transfer(source, OtherNumbered(2, 1, 0), example_inputs=(x, y))
+    assert torch.equal(filled.layers[0].weight, source.layers[2].weight)
+    assert torch.allclose(filled(x, y), source(x, y))
+
+
+class Chosen(Numbered):
+    """One of the layers, as of experts."""
+
+    def forward(self, x, at):
+        return self.layers[self.order[at]](x)
+
+
+class OtherChosen(Chosen):
+    pass
+
+
+def test_each_layer_is_proved_by_outputs_that_depend_on_it():
+    source, target = with_values(Chosen(0, 1, 2)), OtherChosen(0, 2, 1)
+    with pytest.raises(fmapper.AmbiguousTransferError, match=r"layers\.\{i\}\.weight"):
+        fmapper.transfer(source, target, example_inputs=(torch.randn(2, 4), 0))
+
+
+def test_each_layer_of_a_stack_is_proved_by_outputs_that_depend_on_it():
+    pytest.importorskip("jax")
+
+    def stacked(params, x, at):
+        return x @ params["kernel"][at] + params["bias"][at]
+
+    source = with_values(Chosen(0, 1, 2))
+    target = {"kernel": np.zeros((3, 4, 4), "f4"), "bias": np.zeros((3, 4), "f4")}
+    inputs = torch.randn(2, 4), 0
+    with pytest.raises(fmapper.AmbiguousTransferError, match="kernel"):
+        fmapper.transfer(source, (stacked, target), example_inputs=inputs)
