@@ -1,7 +1,6 @@
 """The assignment of the groups of two models by their names, shapes, layers and roles.
 
-A pair is sure if two witnesses agree on it and nothing else could be meant. The rest is proposed,
-with what else it could be, for the outputs of both models to decide.
+A pair is sure if two witnesses agree on it and nothing else could be meant. The rest is proposed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from fmapper.twins.groups import Group, groups_of
-from fmapper.twins.matches import LAYERS, NAMES, ROLE, SHAPES, Decision, Match, joins, match_of
+from fmapper.twins.matches import (
+    LAYERS,
+    ROLE,
+    SHAPES,
+    Decision,
+    Match,
+    joins,
+    match_of,
+)
 from fmapper.twins.sides import Entry
 from fmapper.twins.words import PLACES
 
@@ -53,10 +60,7 @@ def _alone(group: Group) -> list[Group]:
 def _splits(
     groups: list[Group], others: list[Group]
 ) -> Iterator[tuple[tuple[int, int, int], list[Group], Group, list[Group]]]:
-    """Yields the splits of groups that fit nothing as they are, with how much the parts fit.
-
-    A number may count something else than equal layers.
-    """
+    """Yields the splits of groups that fit nothing as they are, with how much the parts fit."""
     index, back = _index(others), _index(groups)
     unmatched = {other for other in others if not any(_fits_of(other, back))}
     modules: dict[object, set[str]] = defaultdict(set)  # below each number
@@ -91,7 +95,6 @@ def _fits_of(group: Group, index: _Index) -> Iterator[Group]:
 
 
 def _matches(group: Group, index: _Index) -> Iterator[Match]:
-    """Yields the matches of a group of the source with those of an index."""
     for key, over in group.keys:
         for other, theirs in index.get(key, ()):
             if theirs and not over:
@@ -122,7 +125,9 @@ class _Assigner:
             match
             for wholes, many, back in ((columns, rows, False), (rows, columns, True))
             for whole in wholes
-            for match in joins([g for g in many if self._may_be_part(g, whole)], whole, back=back)
+            for match in joins(
+                [g for g in many if not g.words.contradicts(whole.words)], whole, back=back
+            )
             if self._may_be(match)
         ]
         self._fits = Counter(group for pair in self._open_pairs() for group in pair)
@@ -130,11 +135,6 @@ class _Assigner:
     def _may_be(self, match: Match) -> bool:
         self._agrees[match] = self._roles.agree(match) if self._roles else None
         return self._agrees[match] is not False
-
-    def _may_be_part(self, group: Group, one: Group) -> bool:
-        names = group.entries[0].name, one.entries[0].name
-        by_role = self._roles is not None and self._roles.is_part(*names)
-        return by_role or not group.words.contradicts(one.words)
 
     def _open_pairs(self, *, despite_names: bool = False) -> Iterator[tuple[Group, Group]]:
         """Yields what can be paired where names do not contradict, or roles outweigh them."""
@@ -146,7 +146,9 @@ class _Assigner:
 
     def run(self) -> list[Decision]:
         """Decides what is sure, then proposes the rest."""
-        while self._settle() or self._decide_best(self._named_joins(), sure=True):
+        while self._settle() or self._decide_best(
+            [m for m in self._joins if self._is_open(m) and m.lists_parts], sure=True
+        ):
             pass
         while self._decide_best(self._lonely_joins(), sure=False) or self._decide_best(
             [self._pairs[r][c] for r, cs in self._open(despite_names=True).items() for c in cs],
@@ -172,8 +174,6 @@ class _Assigner:
             of_row[row] = next(filter(None, choices))
         return of_row
 
-    # what is sure
-
     def _settle(self) -> bool:
         of_row = self._open()
         of_column: dict[Group, list[Group]] = defaultdict(list)
@@ -197,8 +197,7 @@ class _Assigner:
     ) -> bool:
         """Returns whether roles agree, or the words that tell a pair from all rivals are in both.
 
-        A pair that is left alone by its shapes needs a second witness, too: a word of both names,
-        a module that is known, or that nothing ever had such shapes.
+        A pair that is left alone by its shapes needs a second witness, too.
         """
         mine, theirs = row.words, column.words
         if mine.contradicts(theirs):
@@ -218,23 +217,16 @@ class _Assigner:
         rivals += [other & _distinctive(rival, rows) for rival in rows if rival is not row]
         return all(one & other > rival for rival in rivals)
 
-    def _named_joins(self) -> list[Match]:
-        """Returns the joins of which a name lists the parts."""
-        return [match for match in self._joins if self._is_open(match) and _names_parts(match)]
-
-    # what is proposed
-
     def _lonely_joins(self) -> list[Match]:
         """Returns the joins to what fits nothing else that is open; those that are named first."""
         fitting = {group for pair in self._open_pairs() for group in pair}
         lonely = [m for m in self._joins if self._is_open(m) and m.one not in fitting]
-        return [match for match in lonely if _names_parts(match)] or lonely
+        return [match for match in lonely if match.lists_parts] or lonely
 
     def _is_open(self, match: Match) -> bool:
         return all(group in self.open for group in match.groups)
 
     def _decide_best(self, matches: Sequence[Match], *, sure: bool) -> bool:
-        """Decides the closest of some matches; returns whether there was any."""
         if not matches:
             return False
         best = max(matches, key=self._closeness)
@@ -259,21 +251,14 @@ class _Assigner:
             del self.open[group]
         for source, target in match.pairs:
             self._parents[source.parent].add(target.parent)
-        named = any(s.words.all() & t.words.all() for s, t in match.pairs)
         layers = all(g.entries[0].layout for g in match.groups)
-        agreeing = (
-            (NAMES, named), (SHAPES, True), (LAYERS, layers), (ROLE, self._agrees[match])
-        )  # fmt: skip
+        agreeing = ((SHAPES, True), (LAYERS, layers), (ROLE, self._agrees[match]))
         witnesses = tuple(witness for witness, agrees in agreeing if agrees)
         self._decisions.append(Decision(match, match.options[0], sure, witnesses, [*others]))
 
 
 def _doubt_orders(decisions: Sequence[Decision]) -> None:
-    """Makes layouts unsure where another implementation may have elements in another order.
-
-    Positions rotate halves of each head, or neighbours; images are flattened with their channels
-    first, or last.
-    """
+    """Makes layouts unsure where another implementation may have elements in another order."""
     groups = [g for d in decisions for g in d.match.groups]
     rotates = not any(g.words.path & {"pos", "relative"} for g in groups) and any(
         d.match.many[0].pieces != d.match.one.pieces for d in decisions
@@ -299,16 +284,3 @@ def _distinctive(group: Group, rivals: Iterable[Group]) -> frozenset[str]:
     """Returns the words that not all rivals have; all words of a group that has none."""
     words = [other.words.path for other in rivals if other is not group]
     return group.words.path - (frozenset.intersection(*words) if words else frozenset())
-
-
-def _names_parts(match: Match) -> bool:
-    """Returns whether the name of a group lists the parts that it is joined of."""
-    words = match.one.words.path
-    if "qkv" in words:
-        words = words | {"q", "k", "v"}
-    if "kv" in words:
-        words = words | {"k", "v"}
-    parts = [group.words.path & {"q", "k", "v", "gate", "up"} for group in match.many]
-    return all(len(part) == 1 and part <= words for part in parts) and len(
-        frozenset.union(*parts)
-    ) == len(parts)

@@ -87,8 +87,6 @@ class Group:
 
     def without(self, slots: tuple[int, ...]) -> dict[Index, list[Entry]] | None:
         """Returns the parameters by their other numbers; None if these are not a full block."""
-        if not slots:
-            return {index: [entry] for index, entry in self.members.items()}
         rest: dict[Index, list[Entry]] = {}
         numbers: dict[Index, list[Index]] = {}
         for index, entry in self.members.items():
@@ -103,8 +101,7 @@ class Group:
 
     def removals(self) -> Iterator[tuple[int, ...]]:
         """Yields the choices of at most two numbers over which this may be stacked."""
-        yield ()
-        for count in (1, 2):
+        for count in range(3):
             yield from combinations(range(self.slots), count)
 
 

@@ -53,7 +53,7 @@ class Layout:
             else:
                 order, *rest = values
                 steps.append((kind, tuple(map(order.index, range(len(order)))), *rest))
-        return Layout(tuple(steps), self.certain)
+        return Layout(tuple(steps))
 
     @property
     def kind(self) -> object:
@@ -61,11 +61,8 @@ class Layout:
         return tuple(step[:2] if step[0] == "transpose" else step[:1] for step in self.steps)
 
     def __str__(self) -> str:
-        return ", ".join(f"{kind} {_say(values[0])}" for kind, *values in self.steps)
-
-
-def _say(value: object) -> str:
-    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        values = ((k, x if isinstance(x, tuple) else (x,)) for k, x, *_ in self.steps)
+        return ", ".join(f"{kind} {'x'.join(map(str, value))}" for kind, value in values)
 
 
 @cache
@@ -130,11 +127,7 @@ def _owners(shape: Shape, parts: Shape) -> list[int] | None:
 
 
 def _options(shape: Shape, wanted: Shape) -> Iterator[tuple[Steps, bool]]:
-    """Yields the steps from one shape to another, and whether they are usual.
-
-    That is where parts of a dimension, such as heads and what is in one, stay in their order.
-    Dimensions are permuted after they are split, or before they are merged.
-    """
+    """Yields the steps from one shape to another, and whether parts of dimensions stay in order."""
     if len(shape) == len(wanted):
         every = (*dict.fromkeys(_usual(len(shape))),), (*permutations(range(len(shape))),)
         fitting = [[axes for axes in of if _permute(shape, axes) == wanted] for of in every]
@@ -175,13 +168,8 @@ def _usual(n: int) -> list[tuple[int, ...]]:
     """Returns the permutations that layouts of matrices and kernels differ in."""
     if n < 4:
         return [*permutations(range(n))]
-    space = range(2, n)
-    return [
-        tuple(range(n)),
-        (*space, 1, 0),
-        (*space, 0, 1),
-        (n - 1, n - 2, *range(n - 2)),
-        (n - 2, n - 1, *range(n - 2)),
-        (1, 0, *space),
-        (*range(n - 2), n - 1, n - 2),
-    ]
+    usual = [tuple(range(n))]
+    for a, b in ((0, 1), (n - 2, n - 1)):  # the channels, first or last
+        rest = [axis for axis in range(n) if axis not in (a, b)]
+        usual += [(*rest, b, a), (*rest, a, b), (b, a, *rest), (a, b, *rest)]
+    return usual

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, permutations, product
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from fmapper.twins.groups import Group, Shape
-from fmapper.twins.layouts import FIRST, LAST, Layout, Steps, layouts
+from fmapper.checkpoints.lazy import LazyArray, concatenate, stack
+from fmapper.twins.groups import Group
+from fmapper.twins.layouts import Layout, Shape, Steps, layouts
 from fmapper.twins.sides import Entry
 
+if TYPE_CHECKING:
+    from fmapper.checkpoints.rules.rules import Rules
+
 Pair: TypeAlias = tuple[Shape, Shape]
-# The order of equal blocks; or (before, outer, inner, after), of which two parts are exchanged.
-Order: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 NAMES, SHAPES, LAYERS, ROLE, FUNCTION = "names", "shapes", "layers", "role", "function"
 _MOST_PARTS = 4  # that one array is joined of: the gates of a recurrent cell
@@ -90,6 +92,18 @@ class Match:
         for parts, entry in zip(zip(*blocks, strict=True), self.one.entries, strict=True):
             yield list(parts), entry
 
+    @cached_property
+    def lists_parts(self) -> bool:
+        """Whether the name of the one lists the parts that it is joined of."""
+        words = self.one.words.path
+        if "qkv" in words:
+            words = words | {"q", "k", "v"}
+        if "kv" in words:
+            words = words | {"k", "v"}
+        parts = [group.words.path & {"q", "k", "v", "gate", "up"} for group in self.many]
+        named = all(len(part) == 1 and part <= words for part in parts)
+        return named and len(frozenset.union(*parts)) == len(parts)
+
     def is_beside(self, other: Match) -> bool:
         """Returns whether two matches are of the same modules, such as weights and biases."""
         parents = [[group.parent for group in match.groups] for match in (self, other)]
@@ -109,8 +123,8 @@ class Decision:
 
     @property
     def named(self) -> bool:
-        """Whether names of both sides share a word that is not of all weights, or are equal."""
-        return any(
+        """Whether names of both sides share a word, are equal, or one lists the others."""
+        return self.match.lists_parts or any(
             s.words.path & t.words.path or s.pattern == t.pattern for s, t in self.match.pairs
         )
 
@@ -189,10 +203,7 @@ def _remove_axes(shape: Shape, axes: Sequence[int], counts: Sequence[int]) -> Sh
 
 
 def _part(shape: Shape, whole: Shape, axis: int, count: int) -> Shape:
-    """Returns the shape of a part of a whole; one that nothing fits if there is none.
-
-    Parts are joined along a dimension, in which `count` of them are stacked if that is not 0.
-    """
+    """Returns the shape of a part of a whole, one of `count` if stacked; (-1,) if none fits."""
     rest, row = whole[:axis] + whole[axis + 1 :], math.prod(whole[:axis] + whole[axis + 1 :])
     if count:
         return rest if whole[axis] == count else (-1,)
@@ -227,10 +238,7 @@ def other_layouts(match: Match) -> Iterator[Option]:
 
 
 def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]:
-    """Yields the ways in which some of the groups can be joined to another of all their elements.
-
-    They are of one module, and are the same there: weights, or biases.
-    """
+    """Yields the ways in which weights, or biases, of one module can be joined to a group."""
     sizes = [math.prod(shape) for shape in one.shapes]
     by_module: dict[tuple[str, str, tuple[int, ...]], list[tuple[Group, list[int]]]] = {}
     for group in groups:
@@ -252,108 +260,67 @@ def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]
                         yield match
 
 
-# --- the order of the elements of one dimension ---------------------------------------------------
+def make(decisions: Iterable[Decision], arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """Makes the arrays of the target of those of the source."""
+    made: dict[str, LazyArray] = {}
+    for decision in decisions:
+        match = decision.match
+        if match.back:
+            there = derive(match.filled, partial(_joined, decision))
+            made |= there.inverse().apply({entry.name: arrays[entry.name] for entry in match.used})
+        else:
+            made |= _joined(decision, arrays)
+    return made
 
 
-def _after(match: Match, option: Option, steps: Mapping[Shape, Steps]) -> Option:
-    """Returns an option of a match with steps for each shape before its own.
-
-    It is as sure for vectors, which have the order of the matrices beside them.
-    """
-    extended = {
-        pair: Layout((*steps[pair[0]], *layout.steps))
-        for pair, layout in option.layouts[0].items()
-        if pair[0] in steps
-    }
-    vectors = all(len(shape) == 1 for shape in match.many[0].shapes)
-    return replace(option, layouts=(extended,), certain=option.certain and vectors)
+def _joined(decision: Decision, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    made = {}
+    for parts, entry in decision.match.rows():
+        shapes = [[part.shape for part in group] for group in parts]
+        blocks = [[arrays[part.name] for part in group] for group in parts]
+        made[entry.name] = _join(blocks, decision.option, shapes, entry.shape)
+    return made
 
 
-def flips(match: Match) -> Iterator[Option]:
-    """Yields the options of a match of kernels with their space in the reverse order.
-
-    That is what a transposed convolution and the convolution of a dilated image differ in.
-    """
-    group, n = match.many[0], len(match.many[0].shapes[0])
-    if len(match.many) > 1 or match.over or min(n, len(match.one.shapes[0])) < 3:
-        return
-    space = range(n - 2) if group.entries[0].layout == LAST else range(2, n)
-    steps = {
-        shape: tuple(("blocks", (*range(shape[at]),)[::-1], at) for at in space if shape[at] > 1)
-        for shape in group.shapes
-    }
-    if any(steps.values()):
-        for option in (*match.options, *other_layouts(match)):
-            yield _after(match, option, steps)
-
-
-def offsets(match: Match) -> Iterator[Option]:
-    """Yields the options of a match with one added to the weights, or subtracted.
-
-    Some norms multiply by one more than their weights, which are zeros at first.
-    """
-    shapes = match.many[0].shapes
-    if len(match.many) == 1 and all(len(shape) == 1 for shape in shapes):
-        for value in (1.0, -1.0):
-            steps: Steps = (("offset", value),)
-            yield _after(match, match.options[0], dict.fromkeys(shapes, steps))
-
-
-def orders(size: int, sizes: Container[int], parts: int) -> Iterator[Order]:
-    """Yields the orders that another implementation may have the elements of a dimension in.
-
-    Those are the halves of each head that positions rotate, which are neighbours elsewhere; the
-    blocks of gates, or of queries with keys and values; the parts of each head, and the heads; and
-    images that are flattened. Blocks have some of the sizes; where several arrays are joined, their
-    number is one of what is exchanged.
-    """
-    exchanges = [
-        (outer, inner, size // (outer * inner))
-        for outer, inner in product(range(2, size // 2 + 1), repeat=2)
-        if size % (outer * inner) == 0
+def _join(
+    pieces: list[list[LazyArray]], option: Option, shapes: list[list[Shape]], shape: Shape
+) -> LazyArray:
+    """Joins the arrays of several groups, each a list by the numbers that are stacked."""
+    rows = [
+        [option.layouts[at][shapes[at][row], shape].apply(x) for at, x in enumerate(parts)]
+        for row, parts in enumerate(zip(*pieces, strict=True))
     ]
-    if parts > 1:
-        yield from (((), (1, *sizes)) for sizes in exchanges if parts in sizes[:2])
-        return
-    yield from (((), (rest, a, b, 1)) for a, b, rest in exchanges if 2 in (a, b))
-    for count in (2, 3, 4):
-        if size % count == 0 and size // count in sizes:
-            every = permutations(range(count))
-            yield from ((order, ()) for order in every if [*order] != sorted(order))
-    yield from (((), (1, *sizes)) for sizes in exchanges if sizes[2] > 1 or 2 not in sizes)
+    if len(pieces) == 1:
+        return _stack([row[0] for row in rows], option.axes, shape)
+    join = stack if option.new else concatenate
+    joined = (join([row[at] for at in option.order], option.axis) for row in rows)
+    return _stack([*map(Layout(option.after).apply, joined)], option.axes, shape)
 
 
-def reorder(match: Match, option: Option, axis: int, order: Order) -> Option:
-    """Returns an option of a match with the elements of a dimension in another order."""
-    blocks, parts = order
-
-    def steps_of(shape: Shape) -> Steps:
-        if blocks:
-            return (("blocks", blocks, axis),)
-        split = (*shape[:axis], *parts, *shape[axis + 1 :])
-        axes = [*range(len(split))]
-        axes[axis + 1], axes[axis + 2] = axis + 2, axis + 1
-        turned = tuple(split[at] for at in axes)
-        return (("reshape", split, shape), ("transpose", tuple(axes)), ("reshape", shape, turned))
-
-    if len(match.many) > 1:
-        return replace(option, after=steps_of(match.one.shapes[0]))
-    return _after(match, option, {shape: steps_of(shape) for shape in match.many[0].shapes})
+def _stack(arrays: Sequence[LazyArray], axes: tuple[int, ...], shape: Shape) -> LazyArray:
+    if not axes:
+        return arrays[0]
+    axis, *inner = axes
+    size = len(arrays) // shape[axis]
+    rest = shape[:axis] + shape[axis + 1 :]
+    blocks = (arrays[at : at + size] for at in range(0, len(arrays), size))
+    return stack([_stack(block, tuple(inner), rest) for block in blocks], axis)
 
 
-def dimension_like(match: Match, other: Match, axis: int) -> int | None:
-    """Returns the dimension of a match that has the order of one of another; None for none.
+def rules_of(decisions: Sequence[Decision]) -> Rules:
+    """Returns the rules for the arrays of some decisions alone."""
+    return derive([e for d in decisions for e in d.match.used], lambda x: make(decisions, x))
 
-    Vectors have that of the outputs of matrices.
-    """
-    group, lead = (each.one if len(each.many) > 1 else each.many[0] for each in (match, other))
-    shape, layout = group.shapes[0], lead.entries[0].layout
-    if len({*group.shapes}) > 1 or (len(match.many) > 1 and match.over):
-        return None
-    at: int | None = None
-    if len(shape) == 1:
-        outputs = {FIRST: 0, LAST: len(lead.shapes[0]) - 1}.get(layout, axis)
-        at = 0 if axis == outputs else None
-    elif group.entries[0].layout == layout and len(shape) == len(lead.shapes[0]):
-        at = axis
-    return at if at is not None and shape[at] == lead.shapes[0][axis] else None
+
+def derive(
+    entries: Iterable[Entry], change: Callable[[dict[str, LazyArray]], Mapping[str, LazyArray]]
+) -> Rules:
+    """Returns the rules for what a function does with arrays."""
+    from fmapper.checkpoints.recording.abstract import Named
+    from fmapper.checkpoints.recording.record import derive_rules
+    from fmapper.files.dtypes import numpy_dtype
+
+    named: dict[str, LazyArray] = {
+        e.name: Named(e.name, e.shape, numpy_dtype(e.dtype)) for e in entries
+    }
+    return derive_rules(change(named), [*named])

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 Arrays: TypeAlias = "dict[str, LazyArray]"
 Change: TypeAlias = Callable[[Arrays], Arrays]
 
-# Of batch norms in torch: how many batches there were. No other framework counts them.
-_COUNTERS = ("num_batches_tracked",)
 _WORDS = {"key<fry>": 2, "key<rbg>": 4, "key<urbg>": 4}  # of a random key, by its dtype
 
 
@@ -31,8 +29,8 @@ def is_kept(entry: Entry, keep: Sequence[str]) -> bool:
 
 
 def is_counter(entry: Entry) -> bool:
-    """Returns whether an array counts calls, which no other framework does."""
-    return entry.name.endswith(_COUNTERS)
+    """Returns whether an array counts the batches of a norm, as only torch does."""
+    return entry.name.endswith("num_batches_tracked")
 
 
 def is_needed(entry: Entry) -> bool:
@@ -47,10 +45,7 @@ def is_free(entry: Entry) -> bool:
 
 
 def zeros(b: Side, keep: Sequence[str]) -> dict[str, Any]:
-    """Returns zeros for counters and random states of the target that have no values.
-
-    Random keys of JAX then have the seed 0.
-    """
+    """Returns zeros for counters and random states of the target, keys too, without values."""
     import numpy as np
 
     return {
@@ -145,8 +140,7 @@ def variants(a: Side, b: Side) -> Iterator[Variant]:
 def _with_one_bias(side: Side) -> tuple[Side, Change, Change] | None:
     """Returns a side with one bias for the two of each recurrent layer, the way there, and back.
 
-    Both are added in an LSTM. In the last gate of a GRU, another gate multiplies that of the hidden
-    state, which stays apart as `bias_hn`. On the way back, zeros are where it was added.
+    In the last gate of a GRU, another gate multiplies the hidden bias, which stays apart.
     """
     from fmapper.checkpoints.lazy import LazyArray, add, concatenate
 

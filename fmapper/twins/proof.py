@@ -27,27 +27,16 @@ if TYPE_CHECKING:
 
 
 class Trial(NamedTuple):
-    """The result of a call of the target with the weights of the source."""
+    """The result of a call of the target with the weights of the source; the first two rank it."""
 
     agrees: bool  # the outputs are those of the source
     matches: int = 0  # how many operations have results that are some of the source
     place: str = ""  # of the first operation from which on results differ
     weights: frozenset[str] = frozenset()  # of the target, shortly before such operations
 
-    @property
-    def score(self) -> tuple[bool, int]:
-        """How well the target agrees with the source: outputs first, then operations."""
-        return self.agrees, self.matches
-
 
 class Proof:
-    """Both models, the source with new random weights.
-
-    Args:
-        source: The source.
-        target: The target.
-        unused: Names of arrays of the source that the target does not take.
-        tied: Names of others -> the names of those that they are equal to.
+    """Both models, the source with new random weights, equal ones for what is tied.
 
     Raises:
         IncomparableError: The source cannot be called, or its outputs are not finite.
@@ -137,10 +126,7 @@ class Proof:
         return rows is not None and bool((np.abs(rows - elements).max(1) <= allowed).any())
 
     def _agree(self, outputs: Outputs) -> bool:
-        """Returns whether all outputs of the side that has fewer are among those of the other.
-
-        They are compared by their places if both have them at the same ones, else in their order.
-        """
+        """Compares all outputs of the side with fewer, by their places or else in their order."""
         few, many = sorted((self._outputs, outputs), key=len)
         if few.keys() == many.keys() and all(_size(few[at]) == _size(many[at]) for at in few):
             return bool(few) and all(_alike(few[at], many[at]) for at in few)
@@ -190,7 +176,6 @@ class _Step(NamedTuple):
 
 
 def _steps(seen: Iterable[Observation], side: Side) -> Iterator[_Step]:
-    """Yields the operations that depend on the inputs of a model."""
     import numpy as np
 
     empty: frozenset[Any] = frozenset()
@@ -203,8 +188,8 @@ def _steps(seen: Iterable[Observation], side: Side) -> Iterator[_Step]:
         parents, last, before = (frozenset().union(*sets) for sets in zip(*given, strict=True))
         last, before = (mine, last) if mine and use.kind in PRODUCTS else (last | mine, before)
         arrays = (x for of in use.seen.values for x in floats_in(of).values() if use.data)
-        results = [np.sort(x, None) for x in arrays if x.size > 1 and np.isfinite(x).all()]
-        results = [x for x in results if x.any()]
+        arrays = (x for x in arrays if x.size > 1 and np.isfinite(x).all() and x.any())
+        results = [np.sort(x, None) for x in arrays]
         if results:
             where = f"{use.seen.module}: " if use.seen.module else ""
             line = f" ({use.seen.source})" if use.seen.source else ""

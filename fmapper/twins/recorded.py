@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -11,7 +11,7 @@ from math import isqrt
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fmapper.errors import TransferError
-from fmapper.twins.sides import Side, framework_of
+from fmapper.twins.sides import Entry, Side, framework_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,11 +82,7 @@ class Model:
         return floats_in(output)
 
     def operations(self, model: Any) -> Iterator[Observation]:
-        """Yields the operations of a call with other weights; the model is recorded once.
-
-        Raises:
-            TransferError: They cannot be recorded.
-        """
+        """Yields the operations of a call with other weights; the model is recorded once."""
         try:
             if self._watch is None:
                 self._watch = self._framework.watcher(model, *self._inputs)
@@ -175,13 +171,12 @@ class Use(NamedTuple):
 
 def uses(seen: Iterable[Observation], side: Side) -> Iterator[Use]:
     """Yields the operations that depend on the inputs, with the parameters that they take."""
-    names = Names(side)
     weights: dict[str, Weights] = {}  # of results of parameters alone
     data: set[str] = set()
     repeated: set[str] = set()  # results of parameters alone that are there for each row
     for result in seen:
         op = result.op.rpartition("::")[2].partition(".")[0]
-        if result.op == "weight" and (name := names.find(result.module)):
+        if result.op == "weight" and (name := _name_of(result.module, side.entries)):
             weights[result.name] = {name: False}
         given = [operand for operand in result.operands if operand in data]
         if not given and (op in _REPEATS or not repeated.isdisjoint(result.operands)):
@@ -200,42 +195,30 @@ def uses(seen: Iterable[Observation], side: Side) -> Iterator[Use]:
             weights[result.name] = {n: r or rooted for of in mine for n, r in of.items()}
 
 
-class Names:
-    """The names of parameters in programs, as those of a side and the rows of these."""
+def _name_of(weight: str, entries: Mapping[str, Entry]) -> str:
+    """Returns the name of a parameter, `layers.weight#0` for a row; empty for no weight."""
+    parts = weight.split(".")
+    name = _full_name(weight, entries)
+    for at, part in enumerate(parts):
+        if not name and part.isdigit():
+            stacked = _full_name(".".join((*parts[:at], *parts[at + 1 :])), entries)
+            name = f"{stacked}#{part}" if stacked else ""
+    return name
 
-    def __init__(self, side: Side) -> None:
-        self._entries = side.entries
-        self._ends: dict[str, list[str]] = defaultdict(list)
-        for name in side.entries:
-            parts = name.split(".")
-            for at in range(len(parts)):
-                self._ends[".".join(parts[at:])].append(name)
 
-    def find(self, name: str) -> str:
-        """Returns the name of a parameter, `layers.weight#0` for a row; empty for no weight."""
-        parts = name.split(".")
-        first = self._find(name)
-        for at, part in enumerate(parts):
-            if not first and part.isdigit():
-                stacked = self._find(".".join((*parts[:at], *parts[at + 1 :])))
-                first = f"{stacked}#{part}" if stacked else ""
-        return first
-
-    def _find(self, name: str) -> str:
-        names = [name] if name in self._entries else self._ends.get(name, [])
-        if len(names) != 1 or self._entries[names[0]].random or self._entries[names[0]].transient:
-            return ""
-        return self._entries[names[0]].tied_to or names[0]
+def _full_name(weight: str, entries: Mapping[str, Entry]) -> str:
+    names = [weight] if weight in entries else []
+    names = names or [name for name in entries if name.endswith(f".{weight}")]
+    if len(names) != 1 or entries[names[0]].random or entries[names[0]].transient:
+        return ""
+    return entries[names[0]].tied_to or names[0]
 
 
 # --- inputs that both models may take ------------------------------------------------------------
 
 
 def guesses(a: Side, b: Side) -> Iterator[tuple[Model, Model]]:
-    """Yields both models with an input that they may take: tokens, images, vectors, sequences.
-
-    It is the same for both, but for where images have their channels.
-    """
+    """Yields both models with an input that they may take: tokens, images, vectors, sequences."""
     arrays = [*_arrays(a, b)]
     alone = [(x[0], y[0]) for x, y in arrays if x.ndim > 1]  # as models of Equinox take them
     for mine, theirs in (*arrays, *alone):

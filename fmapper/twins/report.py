@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from fmapper.errors import AmbiguousTransferError, TransferError
 from fmapper.render import as_html, columns, table
 from fmapper.twins.groups import Group
-from fmapper.twins.matches import Decision
+from fmapper.twins.matches import NAMES, Decision, rules_of
 from fmapper.twins.sides import Side
-from fmapper.twins.writing import rules_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -111,7 +110,7 @@ def describe(decision: Decision) -> TransferredArrays:
         tuple(group.name for group in match.sources),
         tuple(group.name for group in match.targets),
         str(decision.option),
-        decision.witnesses,
+        (NAMES,) * decision.named + decision.witnesses,
         decision.settled,
         len(match.filled),
     )

@@ -9,7 +9,7 @@ ones like that beside a pair; so pairs spread from the inputs through the models
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
@@ -48,13 +48,7 @@ class Roles:
     def __init__(self, source: list[_Place], target: list[_Place]) -> None:
         self._twins: dict[str, set[str]] = defaultdict(set)
         self._sources: dict[str, set[str]] = defaultdict(set)
-        self._parts: dict[str, frozenset[str]] = {}  # of a parameter, those of the other side
-        twins = _pairs(source, target)
-        for whole, parts in _wholes(twins):
-            if all(len(place.weights) == 1 for place in (whole, *parts)):
-                names = frozenset(name for place in parts for name in place.weights)
-                self._parts[next(iter(whole.weights))] = names
-        for a, b in twins.items():
+        for a, b in _pairs(source, target).items():
             for root in (True, False):
                 mine = [name for name, of in a.weights.items() if of is root]
                 theirs = [name for name, of in b.weights.items() if of is root]
@@ -64,13 +58,10 @@ class Roles:
 
     def agree(self, match: Match) -> bool | None:
         """Returns whether parameters have the same roles; None where that is not known."""
+        if len(match.many) > 1:
+            return None
         answers: set[bool | None] = set()
         for parts, entry in match.rows():
-            if len(match.many) > 1:
-                partners = self._parts.get(entry.name)
-                names = {part.name for group in parts for part in group}
-                answers.add(None if partners is None else partners == names)
-                continue
             for row, part in enumerate(parts[0]):
                 name = f"{entry.name}#{row}" if match.over else entry.name
                 a, b = (name, part.name) if match.back else (part.name, name)
@@ -78,10 +69,6 @@ class Roles:
                 # several where one side alone is tied
                 answers.add(b in self._twins.get(a, ()) if has_role else None)
         return False if False in answers else None if None in answers else True
-
-    def is_part(self, name: str, whole: str) -> bool:
-        """Returns whether a parameter is a part of one of the other side."""
-        return name in self._parts.get(whole, ())
 
 
 def roles_of(source: Model, target: Model) -> Roles | None:
@@ -127,10 +114,7 @@ def _places(model: Model) -> list[_Place]:
 
 
 def _is_scale_of(last: _Place, kind: str, given: Weights) -> bool:
-    """Returns whether parameters scale what was divided by a deviation, or the reverse.
-
-    Both are one factor in models that multiply them first.
-    """
+    """Returns whether parameters scale what a deviation divides, one factor in other models."""
     roots = {*last.weights.values(), *given.values()}
     return (
         kind == last.kind == "factor"
@@ -164,9 +148,6 @@ def _roles_in(use: Use) -> Iterator[tuple[str, Weights]]:
         yield kind, weights
 
 
-# --- pairs ----------------------------------------------------------------------------------------
-
-
 def _pairs(a: list[_Place], b: list[_Place]) -> dict[_Place, _Place]:
     """Returns the places of two programs that are the only ones like that beside another pair."""
     looks = _looks(a), _looks(b)
@@ -192,23 +173,6 @@ def _pairs(a: list[_Place], b: list[_Place]) -> dict[_Place, _Place]:
                         queue.append((place, by_key[key]))
         depth = _DEPTH if len(twins) > before else depth - 1
     return twins
-
-
-def _wholes(twins: Mapping[_Place, _Place]) -> Iterator[tuple[_Place, list[_Place]]]:
-    """Yields the places beside a pair that stand for several of the other program."""
-    taken = {*twins.values()}
-    for a, b in twins.items():
-        free = [place for place in a.after if place not in twins]
-        left = [place for place in b.after if place not in taken]
-        for wholes, parts in ((free, left), (left, free)):
-            sizes = [sum(n for p in places for n, _ in p.sizes) for places in (wholes, parts)]
-            alike = len({place.kind for place in (*wholes, *parts)}) == 1
-            if len(wholes) == 1 < len(parts) and alike and sizes[0] == sizes[1]:
-                yield wholes[0], parts
-                biases = [p for part in parts for p in part.after if p.kind == "term"]
-                of_whole = [p for p in wholes[0].after if p.kind == "term"]
-                if len(of_whole) == 1 and len(biases) == len(parts):
-                    yield of_whole[0], biases
 
 
 def _looks(places: list[_Place]) -> list[dict[_Place, int]]:

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
-from typing import Any
+from itertools import chain, permutations, product
+from typing import Any, TypeAlias
 
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.twins.assign import FEW
 from fmapper.twins.groups import Group
-from fmapper.twins.matches import (
-    FUNCTION,
-    ROLE,
-    Decision,
-    Match,
-    Option,
-    Order,
-    dimension_like,
-    flips,
-    match_of,
-    offsets,
-    orders,
-    other_layouts,
-    reorder,
-)
+from fmapper.twins.layouts import FIRST, LAST, Layout, Shape, Steps
+from fmapper.twins.matches import FUNCTION, ROLE, Decision, Match, Option, match_of, other_layouts
 from fmapper.twins.one_sided import Arrays, Change
 from fmapper.twins.proof import Proof, Trial
 from fmapper.twins.roles import Roles
+
+# The order of equal blocks; or (before, outer, inner, after), of which two parts are exchanged.
+Order: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass
@@ -41,15 +31,10 @@ class Search:
     roles: Roles | None  # pairs that they contradict are not tried
 
     def run(self) -> str:
-        """Changes the decisions until both models agree, and marks those as sure that are proved.
-
-        A decision is proved if the outputs depend on it.
+        """Changes the decisions until both models agree; what outputs depend on is sure then.
 
         Returns:
             Where they first differ, whatever is changed; empty if they agree.
-
-        Raises:
-            TransferError: Their outputs cannot be compared, or the target draws random numbers.
         """
         if not self._trial(self.decisions).agrees and (problem := self._repair()):
             return problem
@@ -59,9 +44,11 @@ class Search:
                 decision.sure = True
                 decision.option = replace(decision.option, certain=True)
                 decision.witnesses = (*decision.witnesses, FUNCTION)
-        proved = [d.match for d in self.decisions if FUNCTION in d.witnesses]
+        proved = [d for d in self.decisions if FUNCTION in d.witnesses]
         for decision in self.decisions:  # the bias of keys has the order of their matrix
-            if decision.doubt and any(map(decision.match.is_beside, proved)):
+            order, match = decision.option.order, decision.match
+            beside = any(d.option.order == order and d.match.is_beside(match) for d in proved)
+            if beside and (decision.doubt or len(match.one.shapes[0]) == 1):
                 decision.option = replace(decision.option, certain=True)
         return ""
 
@@ -80,8 +67,8 @@ class Search:
                 if len(self.decisions) == before:
                     continue
             last = None
-            while last != best.score:
-                last = best.score
+            while last != best[:2]:
+                last = best[:2]
                 for at, decision in enumerate(self.decisions):
                     if _is_near(decision, best) and not (stage == "unsure" and decision.settled):
                         best = self._improve(at, best, turn=stage == "turned")
@@ -103,7 +90,7 @@ class Search:
             ways.append(self._reorder(at, best, current, turn=turn))
         for changed in chain(*ways):
             trial = self._trial(changed, watch=True)
-            if trial.score > best.score:
+            if trial[:2] > best[:2]:
                 best, self.decisions[:] = trial, changed
             if best.agrees or not _is_near(current[at], best):
                 break  # the first difference is elsewhere now
@@ -113,7 +100,7 @@ class Search:
         """Yields the decisions with another option for one of them, or with some exchanged."""
         decision = current[at]
         match = decision.match
-        for option in (*match.options, *offsets(match), *other_layouts(match), *flips(match)):
+        for option in (*match.options, *_offsets(match), *other_layouts(match), *_flips(match)):
             if option is not decision.option:
                 yield [*current[:at], replace(decision, option=option), *current[at + 1 :]]
                 if len(option.order) > 1:
@@ -128,10 +115,9 @@ class Search:
     def _reorder(
         self, at: int, best: Trial, current: list[Decision], *, turn: bool
     ) -> Iterator[list[Decision]]:
-        """Yields the decisions with a dimension of one of them in another order.
+        """Yields the decisions with a dimension of one of them, and those beside, in another order.
 
-        That is in those of its module, too, or in the end in all that are near the first
-        difference, as queries and keys only agree with each other.
+        With `turn`, also those near the first difference: queries and keys only agree together.
         """
         match = current[at].match
         lead = match.one if len(match.many) > 1 else match.many[0]
@@ -144,7 +130,7 @@ class Search:
         ends = (0, len(lead.shapes[0]) - 1)
         outputs_last = lead.entries[0].layout == "outputs last"
         for axis in dict.fromkeys(ends[::-1] if outputs_last else ends):
-            for order in orders(lead.shapes[0][axis], sizes, len(match.many)):
+            for order in _orders(lead.shapes[0][axis], sizes, len(match.many)):
                 for among in modules if turn and modules[0] != modules[1] else modules[:1]:
                     for parts in {option.order for option in match.options}:
                         yield [
@@ -168,14 +154,12 @@ class Search:
     def _is_blind(self, at: int, decision: Decision) -> bool:
         """Returns whether the outputs stay the same without some of the arrays of a decision."""
         filled, axes = decision.match.filled, decision.option.axes
-        parts: list[dict[str, Any]] = [{entry.name: ...} for entry in filled]
-        if ROLE in decision.witnesses:
-            parts = [{name: at for part in parts for name, at in part.items()}]
-        elif axes and not decision.match.back:  # each layer of what is stacked
+        parts: list[tuple[str, Any]] = [(entry.name, ...) for entry in filled]
+        if axes and not decision.match.back:  # each layer of what is stacked
             rows = [(e.name, row) for e in filled for row in range(e.shape[axes[0]])]
-            parts = [{name: (*[slice(None)] * axes[0], row)} for name, row in rows]
-        for part in parts:
-            shake = partial(_shake, part)
+            parts = [(name, (*[slice(None)] * axes[0], row)) for name, row in rows]
+        for some in [parts] if ROLE in decision.witnesses else [[part] for part in parts]:
+            shake = partial(_shake, some)
             if self.proof.run(self.make(self.decisions, shake)).agrees:
                 return True
         if decision.settled:
@@ -194,11 +178,11 @@ def _is_near(decision: Decision, trial: Trial) -> bool:
     return not trial.weights or any(e.name in trial.weights for e in decision.match.filled)
 
 
-def _shake(part: dict[str, Any], made: Arrays) -> Arrays:
+def _shake(parts: Sequence[tuple[str, Any]], made: Arrays) -> Arrays:
     import numpy as np
 
-    shaken = {name: np.array(made[name].read()) for name in part}
-    for name, at in part.items():
+    shaken = {name: np.array(made[name].read()) for name, _ in parts}
+    for name, at in parts:
         values = shaken[name][at]
         factors = np.random.default_rng(1).uniform(0.5, 1.5, values.shape)
         shaken[name][at] = (factors * values).astype(values.dtype)
@@ -206,7 +190,6 @@ def _shake(part: dict[str, Any], made: Arrays) -> Arrays:
 
 
 def _swap(a: Decision, b: Decision) -> list[tuple[Decision, Decision]]:
-    """Returns two decisions with each other's targets; none where they do not fit."""
     first, second = _with_target(a.match, b.match), _with_target(b.match, a.match)
     return [
         (replace(a, match=first, option=x), replace(b, match=second, option=y))
@@ -228,18 +211,14 @@ def _with_target(match: Match, other: Match) -> Match | None:
     if len(match.many) > 1 or len(other.many) > 1:
         return None
     many, one = (other.many[0], match.one) if match.back else (match.many[0], other.one)
-    rest = many.without(match.over)
-    if (match.back, match.over) != (other.back, other.over) or rest is None:
+    rest = many.without(match.over) or ()
+    if (match.back, match.over) != (other.back, other.over) or len(rest) != len(one.members):
         return None
-    fits = len(rest) == len(one.members)
-    return match_of((many,), one, match.over, back=match.back) if fits else None
+    return match_of((many,), one, match.over, back=match.back)
 
 
 def _modules(decisions: Sequence[Decision], at: int, other: int) -> list[tuple[int, int]]:
-    """Returns pairs of decisions about the parts of two modules; none if they have only one part.
-
-    The modules are where the names of two targets differ: `actor` and `critic` of `actor.0.bias`.
-    """
+    """Returns pairs of decisions about the parts of two modules, such as `actor` and `critic`."""
     names = {decision.match.targets[0].pattern: i for i, decision in enumerate(decisions)}
     a, b = (decisions[i].match.targets[0].pattern.split(".") for i in (at, other))
     while a and b and a[-1] == b[-1]:
@@ -268,17 +247,14 @@ def _reorder(
     """Returns a decision in the order of another's dimension, if it has that and the same parts."""
     options = (decision.option, *decision.match.options)
     option = next((each for each in options if each.order == parts), None)
-    at = dimension_like(decision.match, lead, axis)
+    at = _dimension_like(decision.match, lead, axis)
     if at is None or option is None:
         return decision
-    return replace(decision, option=reorder(decision.match, option, at, order))
+    return replace(decision, option=_in_order_of(decision.match, option, at, order))
 
 
 def _apart(decision: Decision) -> Iterator[Decision]:
-    """Yields decisions about the arrays of a group that are fields or layers of one module.
-
-    Their names differ in numbers that may count anything, as in `a1` and `a2`.
-    """
+    """Yields decisions about each array of a group whose numbers may count anything."""
     match = decision.match
     few = len(match.one.members) <= FEW and len(match.many) == 1 and not match.over
     if not few or "{}" in match.one.pattern.split(".")[:-2]:
@@ -287,3 +263,99 @@ def _apart(decision: Decision) -> Iterator[Decision]:
     for entry, other in zip(match.many[0].entries, match.one.entries, strict=True):
         many, one = (Group((e.name,), {(): e}) for e in (entry, other))
         yield replace(decision, match=replace(match, many=(many,), one=one), others=[])
+
+
+def _after(match: Match, option: Option, steps: Mapping[Shape, Steps]) -> Option:
+    """Returns an option with steps before its own; as sure for vectors, which follow matrices."""
+    extended = {
+        pair: Layout((*steps[pair[0]], *layout.steps))
+        for pair, layout in option.layouts[0].items()
+        if pair[0] in steps
+    }
+    vectors = all(len(shape) == 1 for shape in match.many[0].shapes)
+    return replace(option, layouts=(extended,), certain=option.certain and vectors)
+
+
+def _flips(match: Match) -> Iterator[Option]:
+    """Yields the options of a match of kernels with their space in the reverse order.
+
+    That is what a transposed convolution and the convolution of a dilated image differ in.
+    """
+    group, n = match.many[0], len(match.many[0].shapes[0])
+    if len(match.many) > 1 or match.over or min(n, len(match.one.shapes[0])) < 3:
+        return
+    space = range(n - 2) if group.entries[0].layout == LAST else range(2, n)
+    steps = {
+        shape: tuple(("blocks", (*range(shape[at]),)[::-1], at) for at in space if shape[at] > 1)
+        for shape in group.shapes
+    }
+    if any(steps.values()):
+        for option in (*match.options, *other_layouts(match)):
+            yield _after(match, option, steps)
+
+
+def _offsets(match: Match) -> Iterator[Option]:
+    """Yields the options of a match with one added to the weights, or subtracted.
+
+    Some norms multiply by one more than their weights, which are zeros at first.
+    """
+    shapes = match.many[0].shapes
+    if len(match.many) == 1 and all(len(shape) == 1 for shape in shapes):
+        for value in (1.0, -1.0):
+            steps: Steps = (("offset", value),)
+            yield _after(match, match.options[0], dict.fromkeys(shapes, steps))
+
+
+def _orders(size: int, sizes: Container[int], parts: int) -> Iterator[Order]:
+    """Yields the orders that another implementation may have the elements of a dimension in.
+
+    Those are the halves of each head that positions rotate, which are neighbours elsewhere; blocks
+    of gates, or of queries with keys and values; parts of each head; and images that are flattened.
+    """
+    exchanges = [
+        (outer, inner, size // (outer * inner))
+        for outer, inner in product(range(2, size // 2 + 1), repeat=2)
+        if size % (outer * inner) == 0
+    ]
+    if parts > 1:
+        yield from (((), (1, *sizes)) for sizes in exchanges if parts in sizes[:2])
+        return
+    yield from (((), (rest, a, b, 1)) for a, b, rest in exchanges if 2 in (a, b))
+    for count in (2, 3, 4):
+        if size % count == 0 and size // count in sizes:
+            every = permutations(range(count))
+            yield from ((order, ()) for order in every if [*order] != sorted(order))
+    yield from (((), (1, *sizes)) for sizes in exchanges if sizes[2] > 1 or 2 not in sizes)
+
+
+def _in_order_of(match: Match, option: Option, axis: int, order: Order) -> Option:
+    """Returns an option of a match with the elements of a dimension in another order."""
+    blocks, parts = order
+
+    def steps_of(shape: Shape) -> Steps:
+        if blocks:
+            return (("blocks", blocks, axis),)
+        split = (*shape[:axis], *parts, *shape[axis + 1 :])
+        axes = [*range(len(split))]
+        axes[axis + 1], axes[axis + 2] = axis + 2, axis + 1
+        turned = tuple(split[at] for at in axes)
+        return (("reshape", split, shape), ("transpose", tuple(axes)), ("reshape", shape, turned))
+
+    if len(match.many) > 1:
+        return replace(option, after=steps_of(match.one.shapes[0]))
+    return _after(match, option, {shape: steps_of(shape) for shape in match.many[0].shapes})
+
+
+def _dimension_like(match: Match, other: Match, axis: int) -> int | None:
+    """Returns the dimension of a match that has the order of one of another; None for none."""
+    group, lead = (each.one if len(each.many) > 1 else each.many[0] for each in (match, other))
+    shape, layout = group.shapes[0], lead.entries[0].layout
+    if len({*group.shapes}) > 1 or (len(match.many) > 1 and match.over):
+        return None
+    at: int | None = None
+    if len(shape) == 1:
+        outputs = {FIRST: 0, LAST: len(lead.shapes[0]) - 1}.get(layout, axis)
+        at = 0 if axis == outputs else None
+    elif group.entries[0].layout == layout and len(shape) == len(lead.shapes[0]):
+        at = axis
+    return at if at is not None and shape[at] == lead.shapes[0][axis] else None

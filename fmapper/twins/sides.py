@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,16 +53,6 @@ class Entry:
             return LazyArray.full(self.shape, 0, numpy_dtype(self.dtype))
         return as_lazy(self.name, self.value)
 
-    def cast(self, array: Any) -> Any:
-        """Returns an array for this place, a lazy one in its dtype if both are inexact."""
-        from fmapper.backends.dtypes import is_inexact
-        from fmapper.checkpoints.lazy import LazyArray
-
-        if not isinstance(array, LazyArray) or array.dtype.name == self.dtype:
-            return array
-        both = is_inexact(array.dtype.name) and is_inexact(self.dtype)
-        return array.astype(self.dtype, self.name) if both else array
-
 
 @dataclass(frozen=True, eq=False)
 class Side:
@@ -80,11 +71,7 @@ class Side:
         return {name: entry.lazy() for name, entry in self.entries.items()}
 
     def arrays(self) -> dict[str, LazyArray]:
-        """Returns its arrays; one under several names is one object.
-
-        Raises:
-            TransferError: One of them has no values.
-        """
+        """Returns its arrays, if all have values; one under several names is one object."""
         for name, entry in self.entries.items():
             if entry.is_abstract:
                 raise TransferError(f"{name}: {self.label} has no values there, only a shape")
@@ -97,39 +84,35 @@ class Side:
         return not isinstance(self.tree, Mapping) and framework_of(self.tree) is not None
 
     def fill(self, arrays: Mapping[str, Any], *, strict: bool = True) -> Any:
-        """Returns the tree with arrays in the place of its own, in the dtypes that those have.
-
-        Raises:
-            StructureMismatchError: They do not fit.
-        """
+        """Returns the tree with arrays in the place of its own, in the dtypes that those have."""
+        from fmapper.backends.dtypes import is_inexact
+        from fmapper.checkpoints.lazy import LazyArray
         from fmapper.states.materialize import check_constants, fill
         from fmapper.states.state import place_as_before, weights_of
 
         check_constants(self.tree)
         own, back = weights_of(self.tree) or (self.tree, lambda filled: filled)
-        cast = {name: self.entries[name].cast(array) for name, array in arrays.items()}
+        cast = {
+            name: array.astype(self.entries[name].dtype, name)
+            if isinstance(array, LazyArray) and is_inexact(self.entries[name].dtype)
+            else array
+            for name, array in arrays.items()
+        }
         return back(fill(own, cast, strict=strict, place=place_as_before))
 
 
 def framework_of(model: Any) -> Models | None:
     """Returns the framework of a model, or of a function with its parameters; None for neither."""
-    from fmapper.backends.discovery import adapters
-    from fmapper.backends.models import Models
-    from fmapper.verification.models.owners import adapter_of_model
+    from fmapper.verification.models.owners import adapter_of_model, source_of_callable
 
     owner = adapter_of_model(model)
-    if owner is not None or not isinstance(model, tuple):
-        return owner
-    return next((adapter for adapter in adapters(Models) if adapter.is_callable_model(model)), None)
+    return source_of_callable(model, None) if owner is None and isinstance(model, tuple) else owner
 
 
 def read_side(x: Any, role: str, *, classes: bool = True) -> Side:
     """Reads the names, shapes and classes of a model, a state, or a checkpoint on disk.
 
-    Args:
-        x: The model, state, or path.
-        role: `source` or `target`, for messages.
-        classes: Whether a folder of the Hub is read as the model of its class.
+    With `classes`, a folder of the Hub is read as the model of its class.
 
     Raises:
         TransferError: It holds no arrays.
@@ -218,16 +201,16 @@ def _layers(tree: Any) -> Callable[[str], tuple[str, str]]:
     from fmapper.tree.walk import visit
 
     libraries = adapters(Models)
-    by_class: dict[type, tuple[str, str]] = {}
     layers: dict[str, tuple[str, str]] = {}
+
+    @cache
+    def layer(cls: type) -> tuple[str, str]:
+        return next(filter(None, (library.layer(cls) for library in libraries)), ("", ""))
+
     for link, node, node_type in visit(tree):
         if node_type is None or isinstance(node, dict | list | tuple):
             continue
-        cls = type(node)
-        if cls not in by_class:
-            kinds = (library.layer(cls) for library in libraries)
-            by_class[cls] = next(filter(None, kinds), ("", ""))
         name = name_of(link)
         if not layers.get(name, ("", ""))[0]:
-            layers[name] = by_class[cls]
+            layers[name] = layer(type(node))
     return lambda name: layers.get(name.rpartition(".")[0], ("", ""))

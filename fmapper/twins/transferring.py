@@ -15,7 +15,7 @@ from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.pattern import Pattern
 from fmapper.twins.assign import assign
-from fmapper.twins.matches import FUNCTION, ROLE, Decision
+from fmapper.twins.matches import FUNCTION, ROLE, Decision, derive, make
 from fmapper.twins.one_sided import (
     Arrays,
     Change,
@@ -42,7 +42,6 @@ from fmapper.twins.report import (
 from fmapper.twins.roles import Roles, roles_of
 from fmapper.twins.search import Search
 from fmapper.twins.sides import Side, framework_of, read_side
-from fmapper.twins.writing import derive, make
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
@@ -193,8 +192,6 @@ def _by_library(a: Side, b: Side, keep: Sequence[str]) -> TransferReport | None:
 
 @dataclass
 class _Plan:
-    """The pairs of a transfer, and the arrays of one side alone."""
-
     a: Side
     b: Side
     sides: Variant
@@ -247,14 +244,7 @@ def _search(
 
 
 def _prove(plan: _Plan, models: tuple[Model, Model], roles: Roles | None, *, guessed: bool) -> bool:
-    """Compares both models with new random weights, and changes decisions until they agree.
-
-    Returns:
-        Whether they agree; False as well if they cannot be compared on inputs that are guessed.
-
-    Raises:
-        TransferError: They differ, or cannot be compared on inputs that were given.
-    """
+    """Changes decisions until both models agree; returns whether they could be compared."""
     before = [replace(decision) for decision in plan.decisions]
     try:
         proof = Proof(*models, plan.dropped, plan.tied)
@@ -319,7 +309,6 @@ def _find(a: Side, b: Side, keep: Sequence[str], roles: Roles | None) -> _Plan:
 def _pair(
     source: Side, target: Side, sides: Variant, keep: Sequence[str], roles: Roles | None
 ) -> _Plan:
-    """Pairs the arrays of both sides, without looking at values."""
     a, b = sides.a, sides.b
     sources = [e for e in a.entries.values() if not (e.random or e.tied_to)]
     targets = [e for e in b.entries.values() if not (e.random or e.tied_to or is_kept(e, keep))]

@@ -88,13 +88,9 @@ class Words(NamedTuple):
     leaf: str  # what the array is of its layer: `weight`, `bias`, `mean`, `var`; or empty
     path: frozenset[str]  # without those that say nothing
 
-    def all(self) -> frozenset[str]:
-        """Returns all words."""
-        return self.path | {self.leaf} if self.leaf else self.path
-
     def contradicts(self, other: Words) -> bool:
         """Returns whether two names cannot be of the same array."""
-        a, b = self.all(), other.all()
+        a, b = (words.path | {words.leaf} for words in (self, other))
         both = a & b
         for words in _EXCLUSIVE:
             if a & words and b & words and not both & words:
