@@ -195,10 +195,7 @@ class _Assigner:
     def _is_sure(
         self, row: Group, column: Group, rows: Sequence[Group], columns: Sequence[Group]
     ) -> bool:
-        """Returns whether roles agree, or the words that tell a pair from all rivals are in both.
-
-        A pair that is left alone by its shapes needs a second witness, too.
-        """
+        """Returns whether roles agree, or both names have the words that tell them from rivals."""
         mine, theirs = row.words, column.words
         if mine.contradicts(theirs):
             return False

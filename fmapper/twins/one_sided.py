@@ -71,8 +71,6 @@ def ties_of(
 ) -> Mapping[str, str]:
     """Returns for arrays of the source that have no place those in the place of which they go.
 
-    They are equal, as where the target ties what the source has twice.
-
     Raises:
         TransferError: They differ.
     """

@@ -36,12 +36,7 @@ class Trial(NamedTuple):
 
 
 class Proof:
-    """Both models, the source with new random weights, equal ones for what is tied.
-
-    Raises:
-        IncomparableError: The source cannot be called, or its outputs are not finite.
-        TransferError: It draws random numbers.
-    """
+    """Both models, the source with new random weights, equal ones for what is tied."""
 
     def __init__(
         self, source: Model, target: Model, unused: Iterable[str], tied: Mapping[str, str]

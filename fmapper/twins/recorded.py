@@ -112,11 +112,7 @@ class Model:
             return []
 
     def check_draws(self, model: Any, outputs: Outputs) -> None:
-        """Refuses a model that draws random numbers; keys among the inputs stay the same.
-
-        Raises:
-            TransferError: It gives other outputs with another seed; names the operation.
-        """
+        """Refuses a model that draws random numbers; keys among the inputs stay the same."""
         import numpy as np
 
         moved = {

@@ -9,7 +9,7 @@ ones like that beside a pair; so pairs spread from the inputs through the models
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -48,7 +48,13 @@ class Roles:
     def __init__(self, source: list[_Place], target: list[_Place]) -> None:
         self._twins: dict[str, set[str]] = defaultdict(set)
         self._sources: dict[str, set[str]] = defaultdict(set)
-        for a, b in _pairs(source, target).items():
+        self._parts: dict[str, set[str]] = {}  # of a parameter, those of the other side
+        twins = _pairs(source, target)
+        for whole, parts in _wholes(twins):
+            names = [name for place in (whole, *parts) for name in place.weights]
+            if len(names) == 1 + len(parts):
+                self._parts[names[0]] = {*names[1:]}
+        for a, b in twins.items():
             for root in (True, False):
                 mine = [name for name, of in a.weights.items() if of is root]
                 theirs = [name for name, of in b.weights.items() if of is root]
@@ -58,10 +64,12 @@ class Roles:
 
     def agree(self, match: Match) -> bool | None:
         """Returns whether parameters have the same roles; None where that is not known."""
-        if len(match.many) > 1:
-            return None
         answers: set[bool | None] = set()
         for parts, entry in match.rows():
+            if len(match.many) > 1:
+                names = {part.name for group in parts for part in group}
+                answers.add(self._parts[entry.name] == names if entry.name in self._parts else None)
+                continue
             for row, part in enumerate(parts[0]):
                 name = f"{entry.name}#{row}" if match.over else entry.name
                 a, b = (name, part.name) if match.back else (part.name, name)
@@ -173,6 +181,19 @@ def _pairs(a: list[_Place], b: list[_Place]) -> dict[_Place, _Place]:
                         queue.append((place, by_key[key]))
         depth = _DEPTH if len(twins) > before else depth - 1
     return twins
+
+
+def _wholes(twins: Mapping[_Place, _Place]) -> Iterator[tuple[_Place, list[_Place]]]:
+    """Yields the places beside a pair that stand for several of the other program."""
+    taken = {*twins.values()}
+    for a, b in twins.items():
+        free = [place for place in a.after if place not in twins]
+        left = [place for place in b.after if place not in taken]
+        for wholes, parts in ((free, left), (left, free)):
+            sizes = [sum(n for p in places for n, _ in p.sizes) for places in (wholes, parts)]
+            alike = len({place.kind for place in (*wholes, *parts)}) == 1
+            if len(wholes) == 1 < len(parts) and alike and sizes[0] == sizes[1]:
+                yield wholes[0], parts
 
 
 def _looks(places: list[_Place]) -> list[dict[_Place, int]]:

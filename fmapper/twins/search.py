@@ -277,10 +277,7 @@ def _after(match: Match, option: Option, steps: Mapping[Shape, Steps]) -> Option
 
 
 def _flips(match: Match) -> Iterator[Option]:
-    """Yields the options of a match of kernels with their space in the reverse order.
-
-    That is what a transposed convolution and the convolution of a dilated image differ in.
-    """
+    """Yields the options of kernels reversed in space, as those of transposed convolutions are."""
     group, n = match.many[0], len(match.many[0].shapes[0])
     if len(match.many) > 1 or match.over or min(n, len(match.one.shapes[0])) < 3:
         return
@@ -295,10 +292,7 @@ def _flips(match: Match) -> Iterator[Option]:
 
 
 def _offsets(match: Match) -> Iterator[Option]:
-    """Yields the options of a match with one added to the weights, or subtracted.
-
-    Some norms multiply by one more than their weights, which are zeros at first.
-    """
+    """Yields the options with one more or less, as of norms whose weights are zeros at first."""
     shapes = match.many[0].shapes
     if len(match.many) == 1 and all(len(shape) == 1 for shape in shapes):
         for value in (1.0, -1.0):
