@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,16 +200,14 @@ def _layers(tree: Any) -> Callable[[str], tuple[str, str]]:
     from fmapper.tree.walk import visit
 
     libraries = adapters(Models)
+    by_class: dict[type, tuple[str, str]] = {}
     layers: dict[str, tuple[str, str]] = {}
-
-    @cache
-    def layer(cls: type) -> tuple[str, str]:
-        return next(filter(None, (library.layer(cls) for library in libraries)), ("", ""))
-
     for link, node, node_type in visit(tree):
         if node_type is None or isinstance(node, dict | list | tuple):
             continue
-        name = name_of(link)
+        cls, name = type(node), name_of(link)
+        if cls not in by_class:
+            by_class[cls] = next(filter(None, (x.layer(cls) for x in libraries)), ("", ""))
         if not layers.get(name, ("", ""))[0]:
-            layers[name] = layer(type(node))
+            layers[name] = by_class[cls]
     return lambda name: layers.get(name.rpartition(".")[0], ("", ""))
