@@ -7,7 +7,6 @@ import builtins
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +18,18 @@ from fmapper_translate import arrays, calls, layers
 from fmapper_translate.constructors import numbers
 from fmapper_translate.flax.constructions import make_activation, make_layer, make_partial
 from fmapper_translate.functions import Function, is_standard
+from fmapper_translate.libraries import infrastructure as library
+from fmapper_translate.libraries import requests
 from fmapper_translate.operations import (
-    Given,
     NotTranscribed,
     Operations,
+    Unnamed,
     dtype_name,
     plain,
 )
+from fmapper_translate.printing import choices
+from fmapper_translate.printing.folding import fold, is_constant
+from fmapper_translate.printing.operands import arguments_of, tensors_of
 from fmapper_translate.recording import Event
 
 if TYPE_CHECKING:
@@ -38,10 +42,6 @@ _ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "real", "imag", "itemsize", "
 _DEVICES = frozenset({"device", "dtype", "pin_memory", "requires_grad", "non_blocking"})
 _TABLES = frozenset({"_modules", "_parameters", "_buffers"})  # of modules
 NEW_NAMES = {"forward": "__call__"}
-
-
-class Unnamed(NotTranscribed):
-    """A name of the source that a file cannot have."""
 
 
 class Expressions:
@@ -80,8 +80,8 @@ class Expressions:
         return literal(self._codes[node])
 
     def events(self, node: ast.expr) -> list[Event]:
-        """Returns the evaluations of an expression."""
-        return self._events.get(node, [])
+        """Returns the evaluations of an expression; those for its code alone without others."""
+        return self._events.get(node) or self.file.recording.spare.get(node, [])
 
     def values(self, node: ast.expr) -> list[Any]:
         """Returns the values that an expression had."""
@@ -91,14 +91,17 @@ class Expressions:
         """Returns what a call calls; None if that is known only when it runs, and it did not."""
         events = self.events(call)
         part = events[0].parts.get(call.func) if events else None
-        return part.value if part is not None else self._static(call.func)[1]
+        return part.value if part is not None else self.static(call.func)[1]
 
     def _code(self, node: ast.expr) -> ast.expr:
-        events = self._events.get(node) or self.file.recording.spare.get(node, [])
+        events = self.events(node)
         if isinstance(node, ast.JoinedStr | ast.Constant):
             return node
         if isinstance(node, ast.Starred | ast.Slice):
             return self._copy(node)
+        constant = self.file.omissions.constant(self.function, node, events)
+        if constant is not None:
+            return constant
         if not events:
             return self._unseen(node)
         printed: dict[str, ast.expr] = {}
@@ -132,32 +135,32 @@ class Expressions:
             case ast.Name() if node.id in self._bound:
                 return node
             case ast.Name() | ast.Attribute():
-                known, value = self._static(node)
+                known, value = self.static(node)
                 if known:
                     return self._reference(node, value)
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                     return ast.Attribute(self.code(node.value), node.attr, ast.Load())
                 raise self._at(node, "it did not run")
             case ast.Call():
-                known, value = self._static(node)
+                known, value = self.static(node)
                 if known:
                     return literal(value)
-                known, value = self._static(node.func)
+                known, value = self.static(node.func)
                 if known:
                     return self._call(node, value, None)
                 if isinstance(node.func, ast.Name):  # which is given, and is then code of the file
-                    return self._plain_call(node, node.func, [])
+                    return self.plain_call(node, node.func, [])
                 raise self._at(node, "it did not run")
         return self._copy(node)
 
-    def _static(self, node: ast.expr) -> tuple[bool, Any]:
+    def static(self, node: ast.expr) -> tuple[bool, Any]:
         """Returns whether an expression is a global name or in one, and its value."""
         if isinstance(node, ast.Name) and node.id not in self._bound:
             space = self.function.target.__globals__
             if node.id in space or hasattr(builtins, node.id):
                 return True, space.get(node.id, getattr(builtins, node.id, None))
         if isinstance(node, ast.Attribute):
-            known, value = self._static(node.value)
+            known, value = self.static(node.value)
             if known and hasattr(value, node.attr):
                 return True, getattr(value, node.attr)
         if (
@@ -165,14 +168,17 @@ class Expressions:
             and isinstance(node.func, ast.Name)
             and node.func.id == "hasattr"
         ):
-            known, value = self._static(node.args[0])
+            known, value = self.static(node.args[0])
             if known and isinstance(value, types.ModuleType):
                 return True, hasattr(value, plain(node.args[1]))
         return False, None
 
     def _copy(self, node: ast.expr) -> ast.expr:
-        made: ast.expr = self._rebuild(node)
-        return made
+        made = choices.print_choice(self, node)
+        if made is not None:
+            return made
+        whole: ast.expr = self._rebuild(node)
+        return fold(whole)
 
     def _rebuild(self, node: Any) -> Any:
         """Returns a copy of a node with the code for its parts."""
@@ -204,6 +210,12 @@ class Expressions:
             case ast.Compare(left, [ast.Is() | ast.IsNot() as op], [ast.Constant(None) as none]):
                 if any(isinstance(item, nn.Parameter) for item in self.values(left)):
                     return ast.Compare(arrays.variable(self, left), [op], [none])
+            case ast.ListComp() if self.file.constructs(self.function) and choices.are_numbers(
+                value
+            ):
+                return choices.Concrete().visit(self._copy(node))
+            case ast.BinOp(left, ast.Add(), right) if is_constant(self.code(right), 0):
+                return self.code(left)
             case ast.BinOp() | ast.UnaryOp() | ast.Compare() if event.operations:
                 return self._operations(node, event)
         return self._copy(node)
@@ -212,6 +224,10 @@ class Expressions:
         if isinstance(node.value, ast.Attribute) and node.value.attr in _TABLES:
             owner, key = self.code(node.value.value), self.code(node.slice)
             return expr("getattr({0}, {1})", owner, key)
+        if isinstance(event.value, type) and not isinstance(node.value, ast.Attribute):
+            owner = event.parts.get(node.value)
+            if owner is not None and isinstance(owner.value, dict):  # a registry
+                return self._reference(node.slice, event.value)
         made: ast.Subscript = self._rebuild(node)
         if isinstance(event.value, torch.Tensor):
             made.slice = _index(made.slice)
@@ -225,6 +241,9 @@ class Expressions:
             return self.file.dialect.dtype(dtype_name(value))
         if value is torch.Tensor:
             return expr("jax.Array")
+        counterpart = library.counterpart_of(value)
+        if counterpart is not None:
+            return expr(counterpart)
         if value in _INFINITIES and isinstance(value, float):
             return expr("jnp.inf")
         if isinstance(value, type) and (layer := layers.layer_of(value)) is not None:
@@ -243,7 +262,7 @@ class Expressions:
         if isinstance(node, ast.Name) and self.file.add_global(self.function, node.id, value):
             return node
         if isinstance(node, ast.Attribute):
-            known, base = self._static(node.value)
+            known, base = self.static(node.value)
             if known and isinstance(base, types.ModuleType) and is_standard(base.__name__):
                 return ast.Attribute(self._reference(node.value, base), node.attr, ast.Load())
             if known and isinstance(base, type):
@@ -263,6 +282,10 @@ class Expressions:
             raise Unnamed(f"{node.attr} of a tensor")
         if isinstance(owner, nn.Module):
             return self._of_module(node, owner, value)
+        if value is None and library.is_record(type(owner)):
+            return literal(None)  # it was not filled
+        if library.is_config(owner):
+            return requests.print_field(self, node, owner, value)
         if isinstance(owner, types.ModuleType) or isinstance(value, torch.dtype):
             return self._reference(node, value)
         if isinstance(owner, torch.finfo):
@@ -285,7 +308,9 @@ class Expressions:
             self.file.add_function(function)
             return ast.Attribute(base, node.attr, ast.Load())
         if node.attr == "training":
-            self.file.has_mode.add(self.function.owner)
+            is_self = isinstance(owner, self.function.owner or ())
+            cls = self.function.owner if is_self else self.file.maker_of(type(owner))
+            self.file.has_mode.add(cls)
             return expr("not {0}.deterministic", base)
         if isinstance(value, torch.Tensor):
             if (type(owner), node.attr) in self.file.optional:
@@ -310,15 +335,20 @@ class Expressions:
                 return self._tensor_method(node, node.func, base.value, event)
         if isinstance(callee, nn.Module):
             return self._call_module(node, callee)
+        of_library = requests.print_call(self, node, callee, event)
+        if of_library is not None:
+            return of_library
         if isinstance(callee, functools.partial):
             inner = callee.func
             if isinstance(inner, type) and issubclass(inner, nn.Module):
                 return self._make(node, inner, bound=True)
         if isinstance(callee, type) and issubclass(callee, nn.Module | nn.Parameter):
             return self._make(node, callee)
+        if callee is nn.Buffer:
+            return choices.buffer(self, node)
         if isinstance(callee, type) and issubclass(callee, functools.partial):
             part = event.parts.get(node.args[0]) if event is not None else None
-            kind = part.value if part is not None else self._static(node.args[0])[1]
+            kind = part.value if part is not None else self.static(node.args[0])[1]
             layer = layers.layer_of(kind)
             if layer is not None:
                 return make_partial(self.code, node, kind, layer)
@@ -330,9 +360,12 @@ class Expressions:
             if isinstance(func, ast.Attribute) and func.attr in NEW_NAMES.values():
                 is_object = isinstance(func.value, ast.Name | ast.Attribute)
                 func = func.value if is_object else func  # but `super().__call__(x)`
-            return self._plain_call(node, func, more)
+            return self.plain_call(node, func, more)
         if callee is isinstance and event is not None:
             return calls.isinstance_(self, node)
+        if isinstance(node.func, ast.Attribute) and layers.is_forward(callee):  # of a base
+            call = ast.Attribute(self.code(node.func.value), "__call__", ast.Load())
+            return self.plain_call(node, call, [])
         if callee is nn.functional.dropout:
             return calls.dropout(self, node)
         if callee is torch.autograd.Variable:
@@ -349,12 +382,30 @@ class Expressions:
             return expr("jnp.finfo({0})", *map(self.code, node.args))
         if isinstance(node.func, ast.Name) and node.func.id == "super":
             return node
-        return self._plain_call(node, self.code(node.func), [])
+        return self.plain_call(node, self.code(node.func), [])
 
-    def _plain_call(self, node: ast.Call, func: ast.expr, more: list[ast.keyword]) -> ast.Call:
-        kept = [key for key in node.keywords if not self._is_device(key.value)]
+    def rngs(self) -> ast.expr:
+        """Returns the code for the random numbers of the module that a function has."""
+        if self.file.is_module(self.function.owner):
+            self.file.draws.add(self.function.owner)
+            return expr("self.rngs")
+        for name, values in self.file.recording.arguments_of(self.function).items():
+            if all(isinstance(value, nn.Module) for value in values):
+                self.file.draws |= {self.file.maker_of(type(value)) for value in values}
+                return expr(f"{name}.rngs")
+        raise NotTranscribed("a function has no random numbers")
+
+    def plain_call(self, node: ast.Call, func: ast.expr, more: list[ast.keyword]) -> ast.Call:
+        """Returns a call with its arguments, but those that a file does without."""
+        callee = self.callee(node)
+        left = self.file.omissions.left_out(self.function, node, callee)
+        if isinstance(callee, type) and library.is_record(callee):
+            left |= {key for key in node.keywords if is_constant(self.code(key.value), None)}
+            names = [key.arg for key in node.keywords if key not in left]
+            self.file.configs.fill(callee, names, len(node.args))
+        kept = [key for key in node.keywords if key not in left and not self._is_device(key.value)]
         keywords = [ast.keyword(key.arg, self.code(key.value)) for key in kept]
-        args = [self.code(arg) for arg in node.args if not self._is_device(arg)]
+        args = [self.code(arg) for arg in node.args if arg not in left and not self._is_device(arg)]
         return ast.Call(func, args, [*keywords, *more])
 
     def _is_device(self, node: ast.expr) -> bool:
@@ -369,14 +420,14 @@ class Expressions:
         table = self.file.tied_table(module, self.function)
         if table:
             return expr(f"{table}.attend({{0}})", self.code(node.args[0]))
-        return self._plain_call(node, self.code(node.func), [])
+        return self.plain_call(node, self.code(node.func), [])
 
     def _make(self, node: ast.Call, kind: type, *, bound: bool = False) -> ast.expr:
         layer = layers.layer_of(kind)
         if layer is not None:
             return make_layer(self.code, node, kind, layer, bound=bound)
         if kind in layers.ACTIVATIONS:
-            is_named, value = self._static(node.func)
+            is_named, value = self.static(node.func)
             if is_named and value is kind:
                 return make_activation(self.code, node, kind)
             return ast.Call(self.code(node.func), [], [])
@@ -384,7 +435,7 @@ class Expressions:
             raise NotTranscribed(f"{kind.__name__} is not in the table of layers")
         self.file.add(kind)
         more = [ast.keyword("rngs", expr("rngs"))] if self.file.takes_rngs(kind) else []
-        return self._plain_call(node, self.code(node.func), more)
+        return self.plain_call(node, self.code(node.func), more)
 
     def _tensor_method(
         self, node: ast.Call, func: ast.Attribute, base: torch.Tensor, event: Event
@@ -402,13 +453,15 @@ class Expressions:
             return expr("jnp.issubdtype({0}.dtype, jnp.floating)", self.code(func.value))
         if event.value is base and not event.operations:
             return self.code(func.value)
+        if name in ("item", "tolist") and self.file.constructs(self.function):
+            return expr(f"{{0}}.{name}()", self.code(func.value))
         return self._operations(node, event)
 
     # --- operations -------------------------------------------------------------------------------
 
     def _operations(self, node: ast.expr, event: Event) -> ast.expr:
-        given = list(self._arguments(node, event))
-        tensors = dict(self._tensors(event))
+        given = list(arguments_of(node, event, self.code))
+        tensors = dict(tensors_of(event, self.code))
         made = Operations(self.file.dialect, given, tensors, self._key).print(
             event.operations, event.value
         )
@@ -423,62 +476,7 @@ class Expressions:
         """Returns the code for a random key."""
         if self.function.makes_modules:
             return expr("rngs.params()")
-        if not self.file.is_module(self.function.owner):
-            raise NotTranscribed("a function has no random numbers")
-        self.file.draws.add(self.function.owner)
-        return expr("self.rngs.noise()")
-
-    def _arguments(self, node: ast.expr, event: Event) -> Iterator[Given]:
-        def operand(part: ast.expr, name: str = "") -> Iterator[Given]:
-            starred = isinstance(part, ast.Starred)
-            inner = part.value if isinstance(part, ast.Starred) else part
-            known = event.parts.get(inner)
-            code = functools.partial(self.code, inner)
-            if known is not None:
-                yield Given(inner, known.value, name, code, starred)
-            elif isinstance(inner, ast.Constant):
-                yield Given(inner, inner.value, name, code)
-
-        match node:
-            case ast.Call():
-                if isinstance(node.func, ast.Attribute):
-                    method = event.parts.get(node.func)
-                    owner = method.parts.get(node.func.value) if method is not None else None
-                    if owner is not None and isinstance(owner.value, torch.Tensor):
-                        code = functools.partial(self.code, node.func.value)
-                        yield Given(node.func.value, owner.value, "", code)
-                for arg in node.args:
-                    yield from operand(arg)
-                for key in node.keywords:
-                    yield from operand(key.value, key.arg or "")
-            case ast.BinOp():
-                yield from operand(node.left)
-                yield from operand(node.right)
-            case ast.Compare():
-                yield from operand(node.left)
-                yield from operand(node.comparators[0])
-            case ast.UnaryOp():
-                yield from operand(node.operand)
-
-    def _tensors(self, event: Event) -> Iterator[tuple[int, Callable[[], ast.expr]]]:
-        """Returns the tensors that the parts of an expression are, and those in lists of them."""
-        for part, inner in event.parts.items():
-            assert isinstance(part, ast.expr)
-            if isinstance(part, ast.Attribute | ast.Tuple | ast.List | ast.Call):
-                yield from self._tensors(inner)
-        for part, inner in event.parts.items():
-            assert isinstance(part, ast.expr)
-            if isinstance(inner.value, torch.Tensor):
-                yield id(inner.value), functools.partial(self.code, part)
-            elif isinstance(inner.value, tuple | list) and not isinstance(
-                part, ast.Tuple | ast.List
-            ):
-                for at, item in enumerate(inner.value):
-                    if isinstance(item, torch.Tensor):
-                        yield id(item), functools.partial(self._element, part, at)
-
-    def _element(self, node: ast.expr, at: int) -> ast.expr:
-        return expr(f"{{0}}[{at}]", self.code(node))
+        return expr("{0}.noise()", self.rngs())
 
 
 def _index(node: ast.expr) -> ast.expr:

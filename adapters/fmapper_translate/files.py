@@ -22,18 +22,24 @@ from fmapper.translation import Helper, expr, helpers_of, literal, names_in, pri
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
 from fmapper_translate import layers
 from fmapper_translate.flax import layers as flax_layers
+from fmapper_translate.flax import transformers as flax_transformers
 from fmapper_translate.flax import weights as flax_weights
 from fmapper_translate.functions import Function, is_standard
+from fmapper_translate.libraries import infrastructure as library
+from fmapper_translate.libraries.configs import Configs
+from fmapper_translate.libraries.omissions import Omissions
 from fmapper_translate.operations import NotTranscribed
+from fmapper_translate.printing.comments import quote
 from fmapper_translate.recording import Recording
-from fmapper_translate.statements import Statements, quote
+from fmapper_translate.statements import Statements
 
 _IMPORTS = {
     "jax": "import jax", "jnp": "import jax.numpy as jnp", "np": "import numpy as np",
     "nnx": "from flax import nnx", "partial": "from functools import partial",
     "math": "import math", "operator": "import operator",
     "SimpleNamespace": "from types import SimpleNamespace",
-    "Any": "from typing import Any",
+    "Any": "from typing import Any", "dataclass": "from dataclasses import dataclass",
+    "field": "from dataclasses import field",
 }  # fmt: skip
 _LACKING = "Parameters begin with the values of Flax's layers, not with those of the source in"
 
@@ -49,7 +55,7 @@ class File:
         dialect: The printers of operations, with the functions that they call.
         has_mode: Classes that ask whether they are in training.
         draws: Classes that draw random numbers when they are called.
-        distrusted: Functions whose statements gave something else than the source's.
+        distrusted: Functions whose statements gave something else than the source's -> the reason.
         fallen: Functions that are written by their operations -> the reason.
         without_initial_values: Classes whose constructors give parameters values that the file
             does not.
@@ -64,7 +70,7 @@ class File:
         self.dialect = FlaxDialect()
         self.has_mode: set[type | None] = set()
         self.draws: set[type | None] = set()
-        self.distrusted: set[Function] = set()
+        self.distrusted: dict[Function, str] = {}
         self.fallen: dict[str, str] = {}
         self.without_initial_values: set[type | None] = set()
         self.optional = {
@@ -96,6 +102,8 @@ class File:
         self._imports: dict[str, str] = {}
         self._activations: dict[str, str] = {}
         self._tied: dict[int, tuple[type | None, str]] = {}
+        self.omissions = Omissions(recording)
+        self.configs = Configs(self.value)
         names = {item.owner.__name__ if item.owner else item.name for item in recording.functions}
         self._renamed = {
             f"Torch{name}": name
@@ -131,6 +139,9 @@ class File:
             return function is not None
         if not isinstance(value, type) or not self._is_own(value):
             return False
+        if library.is_config_class(value):
+            self._classes.setdefault(value)
+            return True
         for base in reversed(value.__mro__):
             if self._is_own(base):
                 self._classes.setdefault(base)
@@ -138,6 +149,8 @@ class File:
 
     def _is_own(self, cls: type) -> bool:
         top = cls.__module__.partition(".")[0]
+        if library.is_of_library(cls.__module__):
+            return library.is_config_class(cls)
         return top not in _LIBRARIES and (top == "__main__" or not is_standard(top))
 
     def add_function(self, function: Function) -> None:
@@ -194,10 +207,14 @@ class File:
         bases = cls.__mro__ if cls is not None else ()
         makers = {item.owner for item in self.recording.functions
                   if item.name == "__init__" and item.makes_modules}  # fmt: skip
-        first = next((item for item in bases if "__init__" in vars(item)), None)
-        layer = layers.layer_of(first)
+        layer = layers.base_of(cls) if cls is not None else None
         is_made_with = layer is not None and layer.takes_rngs
         return is_made_with or any(item in makers | self.draws for item in bases)
+
+    def maker_of(self, cls: type) -> type:
+        """Returns the class whose constructor makes objects of a class."""
+        owners = {item.owner for item in self.recording.functions if item.name == "__init__"}
+        return next((base for base in cls.__mro__ if base in owners), cls)
 
     def constructs(self, function: Function) -> bool:
         """Returns whether a function runs when a model is made, and only then."""
@@ -236,6 +253,9 @@ class File:
             return ast.Dict(
                 [self.value(key) for key in value], [self.value(item) for item in value.values()]
             )
+        if library.is_config(value):
+            self.add(type(value))
+            return self.configs.call(value)
         names = inspect.signature(type(value)).parameters if self._is_own(type(value)) else {}
         if names and not isinstance(value, type) and all(hasattr(value, name) for name in names):
             self.add(type(value))
@@ -273,7 +293,11 @@ class File:
         before = -1
         while before < (now := self._size()):
             before = now
-            done = {cls: self._print_class(cls) for cls in list(self._classes)}
+            done = {
+                cls: self._print_class(cls)
+                for cls in list(self._classes)
+                if not self._is_hollow(cls)
+            }
             functions = [function for function in self._functions if function.owner is None]
             done |= {
                 function: "\n".join(Statements(self, function).lines()) for function in functions
@@ -284,6 +308,7 @@ class File:
     def _size(self) -> int:
         """Returns how much is known of what the file has to have."""
         size = len(self._classes) + len(self._functions)
+        size += len(self.configs)
         return size + len(self.has_mode) + len(self.draws)
 
     def _find_ties(self) -> None:
@@ -309,19 +334,26 @@ class File:
         return list(ordered.values())
 
     def _print_class(self, cls: type) -> str:
+        if library.is_config_class(cls):
+            return self.configs.print(cls)
+        if library.is_record(cls):
+            return self.configs.print_record(cls)
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
         assert isinstance(tree, ast.ClassDef)
         if not self.is_module(cls):
             return self._print_plain_class(cls, tree)
         functions = {item.tree.name: item for item in self.recording.functions if item.owner is cls}
-        bases = ", ".join(filter(None, (self._base(base) for base in cls.__bases__)))
         blocks = []
         document = ast.get_docstring(tree)
+        if document and library.is_library(cls.__module__):
+            document = library.shorten(document)
         if document:
             blocks.append(textwrap.indent(quote(document), "    "))
         constants = []
         for node in tree.body:
             name = _name_of(node)
+            if library.is_library(cls.__module__) and not self.omissions.is_read(name):
+                continue
             if isinstance(getattr(cls, name, None), _PLAIN):
                 constants.append(f"    {name} = {ast.unparse(node.value)}")  # type: ignore[attr-defined]
         if constants:
@@ -331,6 +363,7 @@ class File:
             if function is not None and self._is_wanted(function):
                 lines = Statements(self, function).lines()
                 blocks.append("\n".join("    " + line for line in lines))
+        bases = ", ".join(filter(None, (self._base(base) for base in cls.__bases__)))
         return f"class {cls.__name__}({bases}):\n" + ("\n\n".join(blocks) or "    pass")
 
     def _is_wanted(self, function: Function) -> bool:
@@ -345,7 +378,25 @@ class File:
         layer = layers.layer_of(base)
         if layer is not None:
             return self.layer_name(layer)
+        if library.is_of_library(base.__module__):
+            return library.counterpart_of(base) or ""
+        if self._is_hollow(base):
+            return ", ".join(filter(None, map(self._base, base.__bases__)))
         return "" if base is object else base.__name__
+
+    def _is_hollow(self, cls: type) -> bool:
+        """Returns whether a file needs nothing of a class of a library's model but its bases."""
+        if (
+            not library.is_library(cls.__module__)
+            or not self.is_module(cls)
+            or cls is type(self._model)
+        ):
+            return False
+        has_functions = any(
+            item.owner is cls and self._is_wanted(item) for item in self.recording.functions
+        )
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        return not has_functions and not any(map(self.omissions.is_read, map(_name_of, tree.body)))
 
     def _print_plain_class(self, cls: type, tree: ast.ClassDef) -> str:
         for node in ast.walk(tree):
@@ -383,6 +434,9 @@ class File:
             rows = inspect.getsource(made).replace("  # fmt: skip", "").splitlines()
             code = "\n".join(row.partition("  # type: ignore")[0] for row in rows)
             return Helper(self._rename(code) if self._renamed else code)
+        definition = _definition(flax_transformers, name)
+        if definition:
+            return Helper(definition)
         return self.dialect.helper(name)
 
     def _rename(self, code: str) -> str:
@@ -419,6 +473,15 @@ def _name_of(node: ast.stmt) -> str:
     match node:
         case ast.Assign([ast.Name(name)]) | ast.AnnAssign(ast.Name(name), value=ast.expr()):
             return name
+    return ""
+
+
+def _definition(module: types.ModuleType, name: str) -> str:
+    """Returns the text of what a module defines under a name; empty if it imports that."""
+    code = inspect.getsource(module)
+    for node in ast.parse(code).body:
+        if name == (_name_of(node) or getattr(node, "name", "")):
+            return (ast.get_source_segment(code, node) or "").replace("  # fmt: skip", "")
     return ""
 
 

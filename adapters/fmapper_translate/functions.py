@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_LIBRARIES = ("torch", "numpy", "fmapper", "fmapper_adapters", "fmapper_translate")
+from fmapper_translate.libraries import infrastructure as library
+
+_LIBRARIES = (
+    "torch",
+    "numpy",
+    "huggingface_hub",
+    "fmapper",
+    "fmapper_adapters",
+    "fmapper_translate",
+)
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
@@ -73,6 +82,8 @@ def is_of_model(file: str) -> bool:
         return False
     if "site-packages" not in path.parts:
         return not path.is_relative_to(_STANDARD)
+    if library.is_file_of_library(path):
+        return False
     return path.parts[path.parts.index("site-packages") + 1] not in _LIBRARIES
 
 

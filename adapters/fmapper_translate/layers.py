@@ -73,6 +73,7 @@ LAYERS: dict[type, Layer] = {
     nn.MaxPool1d: Layer("MaxPool1d", takes_rngs=False),
     nn.MaxPool2d: Layer("MaxPool2d", takes_rngs=False),
     nn.AvgPool2d: Layer("AvgPool2d", takes_rngs=False),
+    nn.AdaptiveAvgPool1d: Layer("AdaptiveAvgPool1d", takes_rngs=False),
     nn.AdaptiveAvgPool2d: Layer("AdaptiveAvgPool2d", takes_rngs=False),
     nn.Upsample: Layer("Upsample", takes_rngs=False),
     nn.Flatten: Layer("Flatten", takes_rngs=False),
@@ -116,6 +117,12 @@ def layer_of(cls: Any) -> Layer | None:
 def base_of(cls: type) -> Layer | None:
     """Returns what stands for the first of a class and its bases for which something does."""
     return next((LAYERS[base] for base in cls.__mro__ if base in LAYERS), None)
+
+
+def is_forward(method: Any) -> bool:
+    """Returns whether something is the bound `forward` of a layer's class."""
+    function = getattr(method, "__func__", None)
+    return function is not None and any(function is getattr(cls, "forward", None) for cls in LAYERS)
 
 
 def is_library_module(cls: Any) -> bool:

@@ -29,6 +29,10 @@ class NotTranscribed(ConversionError):
     """Something of the source has no counterpart."""
 
 
+class Unnamed(NotTranscribed):
+    """A name of the source that a file cannot have."""
+
+
 @dataclass(frozen=True)
 class Given:
     """An argument of a call of the source.
@@ -135,7 +139,8 @@ class Operations:
         printer = _IDIOMS.get(base) or self._dialect.printer(call.op)
         printed = None if printer is None else self._print(printer, p, operation)
         if printed is not None:
-            return literal(printed)
+            made: ast.expr = _Shapes().visit(literal(printed))
+            return made
         try:
             helper = self._dialect.fallback(call)
         except ConversionError:
@@ -247,7 +252,7 @@ class Operations:
 
     def _sizes(self, name: str, at: int, values: list[Any]) -> Any:
         for given in self._given:
-            if isinstance(given.value, tuple | list) and list(given.value) == values:
+            if _are_sizes(given.value) and list(given.value) == values:
                 if isinstance(given.node, ast.Tuple | ast.List):
                     return tuple(self._elements(given.node, given, values))
                 return (ast.Starred(given.code(), ast.Load()),)
@@ -294,6 +299,21 @@ class Operations:
 _LISTS = frozenset({
     "aten::split", "aten::chunk", "aten::unbind", "aten::split_with_sizes", "aten::tensor_split",
 })  # fmt: skip
+
+
+class _Shapes(ast.NodeTransformer):
+    """Takes shapes as they are: `x.shape` in place of `(*x.shape,)`."""
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
+        self.generic_visit(node)
+        match node.elts:
+            case [ast.Starred(ast.Attribute(attr="shape") as shape)]:
+                return shape
+        return node
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(item, int) for item in value)
 
 
 def _is_number(value: Any, other: Any) -> bool:
@@ -366,6 +386,8 @@ def _unflatten(p: Printing, x: Value, dim: int, sizes: Any) -> Any:
 @_idiom("expand")
 def _expand(p: Printing, x: Value, size: Any, *, implicit: bool = False) -> Any:
     new = len(size) - x.ndim
+    if -1 in size and not isinstance(x.node, ast.Name | ast.Attribute | ast.Subscript):
+        return expr("expand({0}, {1})", x, ast.Tuple([literal(s) for s in size], ast.Load()))
     sizes = [expr(f"{{0}}.shape[{at - new}]", x) if isinstance(s, int) and s == -1 else s
              for at, s in enumerate(size)]  # fmt: skip
     return expr("jnp.broadcast_to({0}, {1})", x, tuple(sizes))

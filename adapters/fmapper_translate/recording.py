@@ -96,6 +96,15 @@ class Activation:
     last: dict[ast.AST, Event] = field(default_factory=dict)
     ran: int = 0
 
+    def repeat(self) -> object:
+        """Calls the function again with the same arguments."""
+        args, given = self.function.tree.args, self.arguments
+        positional = [given[item.arg] for item in (*args.posonlyargs, *args.args)]
+        keywords = {item.arg: given[item.arg] for item in args.kwonlyargs}
+        more = given[args.vararg.arg] if args.vararg is not None else ()
+        rest = given[args.kwarg.arg] if args.kwarg is not None else {}
+        return self.function.target(*positional, *more, **keywords, **rest)
+
 
 class Recording:
     """The table of what ran: expressions and statements of the source x their evaluations.
@@ -105,8 +114,7 @@ class Recording:
         activations: Their calls.
         made: How many of these were before the model was called; 0 until then.
         events: The evaluations of each expression.
-        spare: The same for sides of conditional expressions in constructors that were evaluated for
-            their code alone.
+        spare: The same for sides of conditions that were evaluated for their code alone.
         after: The operations that statements ran themselves, for each time that they ran; for a
             loop or a condition its entries to the body.
     """
@@ -116,6 +124,7 @@ class Recording:
         self.events: dict[ast.AST, list[Event]] = defaultdict(list)
         self.spare: dict[ast.AST, list[Event]] = defaultdict(list)
         self._is_spare = False
+        self._turned: ast.AST | None = None
         self._is_paused = False
         self.after: dict[ast.AST, list[list[Operation]]] = defaultdict(list)
         self.operations: list[Operation] = []
@@ -131,6 +140,16 @@ class Recording:
         target = getattr(target, "__func__", target)
         target = inspect.unwrap(target) if callable(target) else target
         return next((item for item in self.functions if item.target is target), None)
+
+    def arguments_of(self, function: Function) -> dict[str, list[Any]]:
+        """Returns the parameters of a function -> what its calls gave them."""
+        given: dict[str, list[Any]] = defaultdict(list)
+        for activation in self.activations:
+            for name, value in (
+                activation.arguments.items() if activation.function is function else ()
+            ):
+                given[name].append(value)
+        return given
 
     def watch(self, functions: Sequence[Function]) -> Iterator[None]:
         """Records what these functions do while the generator is suspended."""
@@ -164,11 +183,15 @@ class Recording:
         activation = self._frames.get(frame)
         if activation is None:
             code = frame.f_code
-            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            count = code.co_argcount + code.co_kwonlyargcount
+            more = bool(code.co_flags & inspect.CO_VARARGS) + bool(
+                code.co_flags & inspect.CO_VARKEYWORDS
+            )
+            names = code.co_varnames[: count + more]
             given = {name: frame.f_locals[name] for name in names if name in frame.f_locals}
             activation = Activation(self._codes[code], given)
             self._frames[frame] = activation
-            if code.co_name == activation.function.name:
+            if code.co_name == activation.function.name and not self._is_spare:
                 self.activations.append(activation)
         return activation
 
@@ -196,7 +219,42 @@ class Recording:
             layer = layers.layer_of(type(value))
             if layer is not None and layer.takes_rngs:
                 self._note_maker(frame)
-        return value
+        return not value if node is self._turned else value
+
+    def turn_conditions(self) -> None:
+        """Calls functions again with conditions that were always the same the other way round.
+
+        What the other side then runs is spare: it tells the code of that side.
+        """
+        first: dict[Function, Activation] = {}
+        for activation in self.activations[self.made :]:
+            first.setdefault(activation.function, activation)
+        for function, activation in first.items():
+            for test, *sides in _conditions(function) if not function.makes_modules else ():
+                if self._is_constant(test) and self._is_unknown(
+                    sides[bool(self.events[test][0].value)]
+                ):
+                    self._turned, self._is_spare = test, True
+                    with contextlib.suppress(Exception):  # the side may be for other arguments
+                        activation.repeat()
+                    self._turned, self._is_spare = None, False
+
+    def _is_unknown(self, side: Sequence[ast.AST]) -> bool:
+        """Returns whether code has something that has not run, and that does not only raise."""
+        return any(
+            isinstance(node, ast.Call | ast.Subscript | ast.BinOp | ast.Attribute)
+            and node not in self.events
+            and node not in self.spare
+            for item in side
+            if not isinstance(item, ast.Raise)
+            for node in ast.walk(item)
+        )
+
+    def _is_constant(self, test: ast.expr) -> bool:
+        values = [event.value for event in self.events.get(test, ())]
+        return (
+            not any(isinstance(x, torch.Tensor) for x in values) and len({*map(bool, values)}) == 1
+        )
 
     def _choice(
         self, number: int, test: Any, then: Callable[[], Any], other: Callable[[], Any]
@@ -218,6 +276,9 @@ class Recording:
 
     def _statement(self, number: int) -> None:
         activation = self._activation(sys._getframe(1))
+        if self._is_spare:
+            activation.pending = []
+            return
         self.after[self._nodes[number]].append(activation.pending)
         activation.pending, activation.ran = [], len(self.operations)
 
@@ -237,9 +298,32 @@ class Recording:
             activation.log.append(operation)
 
 
+def _conditions(
+    function: Function,
+) -> Iterator[tuple[ast.expr, Sequence[ast.AST], Sequence[ast.AST]]]:
+    """Returns the conditions of a function, the code that runs if they hold, and if not."""
+    after: dict[ast.AST, list[ast.stmt]] = {}
+    for node in function.nodes:
+        for body in (getattr(node, name, None) for name in ("body", "orelse")):
+            if isinstance(body, list):
+                after |= {item: body[at + 1 :] for at, item in enumerate(body)}
+        match node:
+            case ast.If(test, then, other):
+                rest = after[node] if isinstance(then[-1], ast.Return) else []
+                yield test, then, [*other, *rest]
+            case ast.IfExp(test, then, other):
+                yield test, [then], [other]
+            case ast.BoolOp(op, values):
+                for at, value in enumerate(values[:-1]):
+                    rest = values[at + 1 :]
+                    yield (value, rest, []) if isinstance(op, ast.And) else (value, [], rest)
+
+
 def _snapshot(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_snapshot(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _snapshot(item) for name, item in value.items()}
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -275,6 +359,9 @@ def record(
                 call(model.eval())
             for call in calls:
                 call(model.train())
+            if recording.functions:
+                model.eval()
+                recording.turn_conditions()
 
     def classes() -> list[type]:
         return list({type(part) for part in made[0].modules()})

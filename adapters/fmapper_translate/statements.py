@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import io
-import tokenize
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -17,16 +15,19 @@ from torch import nn
 from fmapper.translation import expr, text
 from fmapper_translate import arrays, layers
 from fmapper_translate.constructors import initial_values
-from fmapper_translate.expressions import NEW_NAMES, Expressions, Unnamed
+from fmapper_translate.expressions import NEW_NAMES, Expressions
 from fmapper_translate.fallback import operations_of
 from fmapper_translate.functions import Function
-from fmapper_translate.operations import NotTranscribed, negate
+from fmapper_translate.libraries import infrastructure as library
+from fmapper_translate.libraries.ties import tie_arrays
+from fmapper_translate.operations import NotTranscribed
+from fmapper_translate.printing.comments import comments_beside, is_of_tools, quote
+from fmapper_translate.printing.conditions import INDENT, print_if
 
 if TYPE_CHECKING:
     from fmapper_translate.files import File
 
 _SETTERS = frozenset({"add_module", "register_module", "register_parameter"})
-_INDENT = "    "
 _WIDTH = 88  # of a line with a comment beside it
 
 
@@ -41,10 +42,10 @@ class Statements:
     def __init__(self, file: File, function: Function) -> None:
         self._file = file
         self._function = function
-        self._expressions = Expressions(file, function)
-        self.code = self._expressions.code
+        self.expressions = Expressions(file, function)
+        self.code = self.expressions.code
         self._recording = file.recording
-        self._comments = dict(_comments(function.lines))
+        self._comments = dict(comments_beside(function.lines))
         self._is_constructor = function.name == "__init__" and file.is_module(function.owner)
 
     def lines(self) -> list[str]:
@@ -56,8 +57,9 @@ class Statements:
         tree = self._function.tree
         try:
             if self._function in self._file.distrusted:
-                raise NotTranscribed(f"{self._function.label}: its statements give something else")
-            body = list(self._block(tree.body))
+                reason = self._file.distrusted[self._function]
+                raise NotTranscribed(f"{self._function.label}: {reason}")
+            body = list(self.block(tree.body))
         except NotTranscribed as error:
             if self._file.constructs(self._function):
                 raise
@@ -72,7 +74,7 @@ class Statements:
         ]
         name = NEW_NAMES.get(tree.name, tree.name) if self._function.owner else tree.name
         header = f"def {name}({ast.unparse(self._parameters(tree.args))}):"
-        return [*decorators, header, *(_INDENT + line for line in body or ["pass"])]
+        return [*decorators, header, *(INDENT + line for line in body or ["pass"])]
 
     def _is_kept(self, decorator: ast.expr) -> bool:
         return isinstance(decorator, ast.Name) and decorator.id in (
@@ -83,16 +85,23 @@ class Statements:
         def plain(one: ast.arg | None) -> ast.arg | None:
             return None if one is None else ast.arg(one.arg, self._annotation(one.annotation))
 
-        given = [arg for arg in args.args if not self._is_of_device(arg)]
+        left = self._file.omissions.parameters(self._function)
+        given = [arg for arg in args.args if arg.arg not in left and not self._is_of_device(arg)]
         defaults = [
             self.code(default)
             for arg, default in zip(args.args[-len(args.defaults) :], args.defaults, strict=False)
             if arg in given
         ]
-        kw_defaults = [None if arg is None else self.code(arg) for arg in args.kw_defaults]
-        keywords = [plain(arg) for arg in args.kwonlyargs]
-        kwarg = plain(args.kwarg)
-        if self._function.makes_modules:
+        pairs = [
+            (arg, default)
+            for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)
+            if arg.arg not in left
+        ]
+        kw_defaults = [default and self.code(default) for _, default in pairs]
+        keywords = [plain(arg) for arg, _ in pairs]
+        kwarg = None if args.kwarg is not None and args.kwarg.arg in left else plain(args.kwarg)
+        takes = self._is_constructor and self._file.takes_rngs(self._function.owner)
+        if self._function.makes_modules or takes:
             keywords.append(ast.arg("rngs", expr("nnx.Rngs") if self._is_constructor else None))
             kw_defaults.append(None)
         return ast.arguments(
@@ -103,7 +112,7 @@ class Statements:
     def _is_of_device(self, parameter: ast.arg) -> bool:
         uses = [item for item in self._function.nodes
                 if isinstance(item, ast.Name) and item.id == parameter.arg]  # fmt: skip
-        return any(map(self._is_device, uses))
+        return any(map(self.is_device, uses))
 
     def _annotation(self, node: ast.expr | None) -> ast.expr | None:
         if node is None or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
@@ -115,7 +124,8 @@ class Statements:
 
     # --- statements -------------------------------------------------------------------------------
 
-    def _block(self, body: list[ast.stmt]) -> Iterator[str]:
+    def block(self, body: list[ast.stmt]) -> Iterator[str]:
+        """Prints statements with their comments."""
         before: ast.stmt | None = None
         for statement in body:
             made = list(self._statement(statement))
@@ -126,7 +136,7 @@ class Statements:
             yield from above
             beside = self._comments.get(statement.end_lineno or 0, "")
             is_simple = not isinstance(statement, ast.If | ast.For | ast.While | ast.With)
-            if beside and is_simple and not _is_of_tools(beside):
+            if beside and is_simple and not is_of_tools(beside):
                 if len(made[-1]) + len(beside) > _WIDTH or len(made) > 1:
                     made.insert(0, beside)
                 else:
@@ -158,7 +168,11 @@ class Statements:
 
     def _print(self, node: ast.stmt) -> Iterator[str]:
         match node:
-            case ast.Assign(value=value) | ast.AnnAssign(value=value) if self._is_device(value):
+            case ast.Assign(value=value) | ast.AnnAssign(value=value) if self.is_device(value):
+                return
+            case ast.Assign(targets=[target], value=ast.expr() as value) if self._is_nothing(
+                target, value
+            ):
                 return
             case ast.Assign(targets=[target], value=value):
                 yield from self._assign(target, value)
@@ -170,13 +184,15 @@ class Statements:
             case ast.AugAssign():
                 yield from self._augment(node)
             case ast.Expr(ast.Constant(str(words))):
+                if library.is_library(self._function.target.__module__):
+                    words = library.shorten(words)
                 yield from quote(inspect.cleandoc(words)).splitlines()
             case ast.Expr(ast.Call() as call):
                 yield from self._call(call)
             case ast.Return(value):
                 yield "return" if value is None else f"return {_bare(self.code(value))}"
             case ast.If():
-                yield from self._if(node)
+                yield from print_if(self, node)
             case ast.For():
                 yield from self._for(node)
             case ast.While():
@@ -206,33 +222,38 @@ class Statements:
         )  # fmt: skip
 
     def _inner(self, body: list[ast.stmt]) -> Iterator[str]:
-        lines = list(self._block(body))
-        yield from (_INDENT + line for line in lines or ["pass"])
+        lines = list(self.block(body))
+        yield from (INDENT + line for line in lines or ["pass"])
 
-    def _is_device(self, node: ast.expr | None) -> bool:
-        values = self._expressions.values(node) if node is not None else []
+    def is_device(self, node: ast.expr | None) -> bool:
+        """Returns whether an expression always is a device."""
+        values = self.expressions.values(node) if node is not None else []
         return bool(values) and all(isinstance(value, torch.device) for value in values)
+
+    def _is_nothing(self, target: ast.expr, value: ast.expr) -> bool:
+        events = self._recording.events.get(value, [])
+        return self._file.omissions.is_nothing(self._function, target, events)
 
     # --- assignments ------------------------------------------------------------------------------
 
     def _assign(self, target: ast.expr, value: ast.expr) -> Iterator[str]:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             pairs = [(t, v) for t, v in zip(target.elts, value.elts, strict=False)
-                     if not self._is_device(v)]  # fmt: skip
+                     if not self.is_device(v)]  # fmt: skip
             if len(pairs) < len(value.elts) and len(target.elts) == len(value.elts):
                 for pair in pairs:
                     yield from self._assign(*pair)
                 return
         if isinstance(target, ast.Subscript):
-            owners = self._expressions.values(target.value)
+            owners = self.expressions.values(target.value)
             if owners and isinstance(owners[0], torch.Tensor):
                 yield self._write(target, "set", self.code(value))
                 return
-        if isinstance(target, ast.Attribute) and arrays.is_array(self._expressions, value):
-            if not arrays.tie(self._expressions, target, value):
-                yield arrays.share(self._expressions, target, value)
+        if isinstance(target, ast.Attribute) and arrays.is_array(self.expressions, value):
+            if not arrays.tie(self.expressions, target, value):
+                yield arrays.share(self.expressions, target, value)
             return
-        values = self._expressions.values(value)
+        values = self.expressions.values(value)
         if values and all(self._file.tied_table(item, self._function) for item in values):
             return  # the embedding stands for it
         code = self.code(value)
@@ -254,11 +275,12 @@ class Statements:
 
     def _attribute(self, target: ast.Attribute, value: ast.expr, code: ast.expr) -> ast.expr:
         """Returns the code for what becomes an attribute of an object."""
-        values = self._expressions.values(value)
+        values = self.expressions.values(value)
         is_tensor = [
             isinstance(item, torch.Tensor) and not isinstance(item, nn.Parameter) for item in values
         ]
-        if any(is_tensor) and self._is_constructor:
+        is_buffer = isinstance(code, ast.Call) and text(code.func) in ("Buffer", "Constant")
+        if any(is_tensor) and self._is_constructor and not is_buffer:
             return expr("Constant({0})", code)
         if any(isinstance(item, np.ndarray) for item in values):
             return expr("nested_tuple({0})", code)
@@ -270,14 +292,14 @@ class Statements:
             raise NotTranscribed("it writes into a part of a part")
         index = self.code(target.slice)
         made = expr(f"{{0}}.at[{{1}}].{method}({{2}})", owner, index, value)
-        if arrays.is_array(self._expressions, target.value):
-            return arrays.write(self._expressions, target.value, made)
+        if arrays.is_array(self.expressions, target.value):
+            return arrays.write(self.expressions, target.value, made)
         return f"{text(owner)} = {text(made)}"
 
     def _augment(self, node: ast.AugAssign) -> Iterator[str]:
         sign = _SIGNS.get(type(node.op), "")
         if isinstance(node.target, ast.Subscript):
-            owners = self._expressions.values(node.target.value)
+            owners = self.expressions.values(node.target.value)
             if owners and isinstance(owners[0], torch.Tensor):
                 methods = {"+": "add", "*": "multiply", "/": "divide"}
                 if sign not in methods:
@@ -289,7 +311,7 @@ class Statements:
     # --- calls ------------------------------------------------------------------------------------
 
     def _call(self, call: ast.Call) -> Iterator[str]:
-        func, callee = call.func, self._expressions.callee(call)
+        func, callee = call.func, self.expressions.callee(call)
         name = func.attr if isinstance(func, ast.Attribute) else ""
         owner = getattr(callee, "__self__", None)
         if name == "__init__" and isinstance(func, ast.Attribute) and _is_super(func.value):
@@ -299,14 +321,25 @@ class Statements:
         elif name in _SETTERS and isinstance(func, ast.Attribute):
             codes = [self.code(item) for item in (func.value, *call.args)]
             yield f"setattr({', '.join(map(text, codes))})"
-        elif callee is print:
+        elif callee is print or library.is_message(callee):
             return
         elif initial_values.is_initialization(callee):
-            yield from self._initialize(lambda: initial_values.initialize(self._expressions, call))
+            yield from self._initialize(lambda: initial_values.initialize(self.expressions, call))
         elif getattr(callee, "__func__", None) is nn.Module.apply:
-            yield from initial_values.apply(self._expressions, call)
+            yield from initial_values.apply(self.expressions, call)
         elif name == "reset_parameters" and layers.layer_of(type(owner)) is not None:
             return  # the layer has them
+        elif (
+            name == "requires_grad_"
+            and isinstance(owner, nn.Module)
+            and isinstance(func, ast.Attribute)
+        ):
+            yield f"freeze({text(self.code(func.value))})"
+        elif library.is_of_library(getattr(callee, "__module__", None) or ""):
+            if name == "post_init":
+                yield from tie_arrays(self.expressions, call)
+            if self._file.constructs(self._function):
+                self._file.without_initial_values.add(self._function.owner)
         elif isinstance(func, ast.Attribute) and (
             (isinstance(owner, torch.Tensor) and name[-1] == "_")
             or (callee is None and name in initial_values.METHODS)
@@ -327,11 +360,11 @@ class Statements:
         """Prints a method that changes its tensor."""
         if self._file.constructs(self._function):
             made = functools.partial(
-                initial_values.initialize_by_method, self._expressions, call, func
+                initial_values.initialize_by_method, self.expressions, call, func
             )
             yield from self._initialize(made)
-        elif arrays.is_array(self._expressions, func.value):
-            yield arrays.write(self._expressions, func.value, self.code(call))
+        elif arrays.is_array(self.expressions, func.value):
+            yield arrays.write(self.expressions, func.value, self.code(call))
         else:
             yield f"{text(self._target(func.value))} = {_bare(self.code(call))}"
 
@@ -341,6 +374,10 @@ class Statements:
         base = next((item for item in owner.__mro__[1:] if "__init__" in vars(item)), object)
         if base is nn.Module or base is object:
             return
+        if library.is_of_library(base.__module__) and library.counterpart_of(base) is None:
+            return
+        left = self._file.omissions.left_out(self._function, call, base)
+        call = ast.Call(call.func, call.args, [key for key in call.keywords if key not in left])
         args = [self.code(item) for item in call.args]
         keywords = [ast.keyword(key.arg, self.code(key.value)) for key in call.keywords]
         layer = layers.layer_of(base)
@@ -353,7 +390,7 @@ class Statements:
         given = [*call.args, *keywords.values()]
         name, value = given[0], given[1]
         persistent = keywords.get("persistent", call.args[2] if len(call.args) > 2 else None)
-        values = self._expressions.values(persistent) if persistent is not None else []
+        values = self.expressions.values(persistent) if persistent is not None else []
         is_saved = persistent is None or (
             persistent.value if isinstance(persistent, ast.Constant) else all(values)
         )
@@ -367,56 +404,8 @@ class Statements:
 
     # --- flow -------------------------------------------------------------------------------------
 
-    def _if(self, node: ast.If) -> Iterator[str]:
-        if self._asks_for_device(node.test):
-            return
-        tests = [bool(value) for value in self._expressions.values(node.test)]
-        if any(isinstance(item, torch.Tensor) for item in self._expressions.values(node.test)):
-            raise NotTranscribed("the condition is a tensor")
-        sides = {}
-        for side, body in ((True, node.body), (False, node.orelse)):
-            try:
-                sides[side] = list(self._block(body)) if body else []
-            except NotTranscribed:
-                if side in tests or not tests:
-                    raise
-        try:
-            test = self.code(node.test)
-        except Unnamed:
-            if len(set(tests)) != 1:
-                raise
-            yield from sides[tests[0]]
-            return
-        if isinstance(test, ast.Constant) and len(set(tests)) == 1:  # a question about PyTorch
-            yield from sides[tests[0]]
-            return
-        if len(sides) == 2:
-            if not any(sides.values()):
-                return
-            if not sides[True]:
-                sides = {True: sides[False], False: []}
-                test = negate(test)
-            yield f"if {text(test)}:"
-            yield from (_INDENT + line for line in sides[True])
-            is_elif = len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)
-            if is_elif and sides[False] and sides[False][0].startswith("if "):
-                yield f"el{sides[False][0]}"
-                yield from sides[False][1:]
-            elif sides[False]:
-                yield "else:"
-                yield from (_INDENT + line for line in sides[False])
-            return
-        side = next(iter(sides))
-        condition = test if side else negate(test)
-        yield f'assert {text(condition)}, "the other side is not written"'
-        yield from sides[side]
-
-    def _asks_for_device(self, test: ast.expr) -> bool:
-        """Returns whether a condition is on a device, or on the argument for one."""
-        return any(isinstance(item, ast.expr) and self._is_device(item) for item in ast.walk(test))
-
     def _for(self, node: ast.For) -> Iterator[str]:
-        head = initial_values.loop_head(self._expressions, node)
+        head = initial_values.loop_head(self.expressions, node)
         if head is not None:
             try:
                 yield from [head, *self._inner(node.body)]
@@ -434,7 +423,7 @@ class Statements:
     def _with(self, node: ast.With) -> Iterator[str]:
         contexts = [ast.unparse(item.context_expr) for item in node.items]
         if all("autocast" in context for context in contexts):
-            yield from self._block(node.body)
+            yield from self.block(node.body)
             return
         raise NotTranscribed("with has no counterpart")
 
@@ -461,28 +450,9 @@ def _is_super(node: ast.expr) -> bool:
     )
 
 
-def _is_of_tools(comment: str) -> bool:
-    """Returns whether a comment is of tools, as `# type: ignore`."""
-    return comment.startswith(("# type:", "# noqa", "# fmt:", "# pylint:"))
-
-
-def quote(document: str) -> str:
-    """Returns a docstring as code."""
-    lines = document.splitlines()
-    return '"""' + "\n".join(lines) + ('\n"""' if len(lines) > 1 else '"""')
-
-
 def _bare(node: ast.expr) -> str:
     """Returns the text of an expression, a tuple without parentheses around it."""
     made = text(node)
     if isinstance(node, ast.Tuple) and len(node.elts) > 1:
         return made if any(isinstance(item, ast.Starred) for item in node.elts) else made[1:-1]
     return made
-
-
-def _comments(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Returns the comments beside statements, by line."""
-    code = "\n".join(lines)
-    for token in tokenize.generate_tokens(io.StringIO(code).readline):
-        if token.type == tokenize.COMMENT and not token.line.strip().startswith("#"):
-            yield token.start[0], token.string

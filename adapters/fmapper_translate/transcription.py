@@ -21,6 +21,7 @@ from fmapper.verification.models.trial import Trial
 from fmapper_translate import layers
 from fmapper_translate.constructors.arguments import find_arguments
 from fmapper_translate.files import File
+from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.recording import record
 from fmapper_translate.witness import functions_that_differ
 
@@ -52,13 +53,19 @@ class Transcription:
     rules: Rules = field(default_factory=Rules, repr=False)
 
     def prove(
-        self, model: nn.Module, inputs: Sequence[Any], *, only_evaluation: bool = False
+        self,
+        model: nn.Module,
+        inputs: Sequence[Any],
+        options: Mapping[str, Any] | None = None,
+        *,
+        only_evaluation: bool = False,
     ) -> Proof:
         """Measures the distance of outputs, gradients and five steps from those of the model.
 
         Args:
             model: The model that was transcribed.
-            inputs: What it is called with.
+            inputs: What it is called with by position.
+            options: What it is called with by keyword.
             only_evaluation: Compare nothing but the outputs in evaluation.
 
         Raises:
@@ -67,13 +74,15 @@ class Transcription:
         origin = source_of(model)
         assert origin is not None
         arrays: dict[str, Any] = {}
-        encoded = []
-        for value in inputs:
-            if isinstance(value, torch.Tensor):
-                encoded.append({"array": len(arrays)})
-                arrays[f"input.{len(arrays)}"] = value.numpy()
-            else:
-                encoded.append(value)
+
+        def encode(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            arrays[f"input.{len(arrays)}"] = value.numpy()
+            return {"array": len(arrays) - 1}
+
+        by_position = [encode(value) for value in inputs]
+        by_keyword = {name: encode(value) for name, value in (options or {}).items()}
         code = f"{self.code}\n\ndef {_EXAMPLE}(*, rngs):\n    return {self.example}\n"
         weights = {name: value.numpy() for name, value in self.weights.items()}
         file = ProvedFile(
@@ -83,20 +92,22 @@ class Transcription:
             "flax",
             self.aliases,
             weights,
-            [encoded, {"dict": {}}],
+            [by_position, {"dict": by_keyword}],
             arrays,
         )
 
         def trial(train: bool) -> Trial:
-            return origin.trial(model, tuple(inputs), {}, train=train, parts=True)
+            return origin.trial(model, tuple(inputs), dict(options or {}), train=train, parts=True)
 
-        return file.prove(trial, only_evaluation=only_evaluation)
+        with library.without_caches(model):
+            return file.prove(trial, only_evaluation=only_evaluation)
 
 
 def transcribe(
     model: nn.Module,
     inputs: Inputs | list[Inputs],
     arguments: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Transcription:
     """Writes a model of PyTorch as a file for Flax NNX, in the words of its source.
 
@@ -106,12 +117,15 @@ def transcribe(
             sides of conditions run.
         arguments: What its class was given, by position and by keyword; read from the model's
             attributes and layers if None.
+        options: What it is called with by keyword.
 
     Raises:
         NotTranscribed: Something in it has no counterpart; says what and where.
     """
     cls = type(model)
     args, kwargs = find_arguments(model) if arguments is None else arguments
+    args = [library.prepare(value) for value in args]
+    kwargs = {name: library.prepare(value) for name, value in kwargs.items()}
 
     def make() -> nn.Module:
         made = cls(*args, **kwargs)
@@ -119,7 +133,7 @@ def transcribe(
         return made
 
     examples = inputs if isinstance(inputs, list) else [inputs]
-    calls = [functools.partial(_call, example) for example in examples]
+    calls = [functools.partial(_call, example, options or {}) for example in examples]
     recording, twin = record(make, calls)
     weights = {name: value.detach() for name, value in model.named_parameters()}
     weights |= dict(model.named_buffers())
@@ -134,10 +148,12 @@ def transcribe(
     title = f"{cls.__name__} for Flax NNX, transcribed from {cls.__module__}"
     while True:
         code = file.print(title)
+        given = [file.value(value) for value in args]
+        keywords = [ast.keyword(name, file.value(value)) for name, value in kwargs.items()]
         more = [ast.keyword("rngs", expr("rngs"))] if file.takes_rngs(cls) else []
         example = text(ast.Call(expr(cls.__name__), given, [*keywords, *more]))
-        wrong = functions_that_differ(code, example, recording, weights, examples)
-        if wrong <= file.distrusted:
+        wrong = functions_that_differ(code, example, recording, weights, examples, options or {})
+        if wrong.keys() <= file.distrusted.keys():
             break
         file.distrusted |= wrong
     rules = _rules_of(twin, file.tied_names())
@@ -146,8 +162,8 @@ def transcribe(
     )
 
 
-def _call(inputs: Inputs, model: nn.Module) -> object:
-    return model(*inputs)
+def _call(inputs: Inputs, options: Mapping[str, Any], model: nn.Module) -> object:
+    return model(*inputs, **options)
 
 
 def _rules_of(model: nn.Module, tied: Mapping[str, str]) -> Rules:

@@ -32,8 +32,11 @@ def functions_that_differ(
     recording: Recording,
     weights: Mapping[str, Any],
     examples: Sequence[Sequence[Any]],
-) -> set[Function]:
+    options: Mapping[str, Any],
+) -> dict[Function, str]:
     """Returns the functions whose results differ from the recorded ones, and none that they call.
+
+    Each with the reason.
 
     Args:
         code: The file.
@@ -41,6 +44,7 @@ def functions_that_differ(
         recording: What the source did, at first in evaluation.
         weights: The arrays of the source by name.
         examples: What the model was called with, each time.
+        options: What it was called with by keyword.
     """
     net = types.ModuleType("transcribed")
     sys.modules[net.__name__] = net  # where dataclasses look their names up
@@ -58,9 +62,10 @@ def functions_that_differ(
             at = len(results[function])
             results[function].append(None)
             stack.append(function)
-            results[function][at] = target(*args, **kwargs)
+            result = target(*args, **kwargs)
             stack.pop()
-            return results[function][at]
+            results[function][at] = jax.tree.map(lambda leaf: leaf, result)  # as it is now
+            return result
 
         return call
 
@@ -72,9 +77,10 @@ def functions_that_differ(
             space[name] = watch(function, known)
         elif isinstance(place, type) and inspect.isfunction(known) and name != "__init__":
             setattr(place, name, watch(function, known))
+    trees = [jax.tree.structure((tuple(inputs), dict(options))) for inputs in examples]
     arrays = [
-        [jnp.asarray(item.numpy()) if isinstance(item, torch.Tensor) else item for item in inputs]
-        for inputs in examples
+        [jnp.asarray(item.numpy()) if isinstance(item, torch.Tensor) else item for item in leaves]
+        for leaves in (jax.tree.leaves((tuple(inputs), dict(options))) for inputs in examples)
     ]
     numbers = {name: value.numpy() for name, value in weights.items()}
     model, _ = open_file(net, "make_example", numbers, train=False)
@@ -84,18 +90,21 @@ def functions_that_differ(
     def run(state: Any, given: list[Any]) -> list[Any]:
         rest = iter(given)
         net = nnx.merge(graph, state)
-        for inputs in arrays:
-            net(*(next(rest) if _is_array(item) else item for item in inputs))
+        for leaves, tree in zip(arrays, trees, strict=True):
+            every = [next(rest) if _is_array(item) else item for item in leaves]
+            args, kwargs = jax.tree.unflatten(tree, every)
+            net(*args, **kwargs)
         return [item for item in jax.tree.leaves([*results.values()]) if _is_array(item)]
 
     for returned in results.values():
         returned.clear()  # what ran when the model was made
     try:
         computed = iter(run(state, [item for item in jax.tree.leaves(arrays) if _is_array(item)]))
-    except Exception:  # the file is new code, which may raise anything
+    except Exception as error:  # the file is new code, which may raise anything
         if not stack:
             raise
-        return {stack[-1]}  # which does not run
+        first = next(iter(str(error).splitlines()), "")
+        return {stack[-1]: f"it does not run: {type(error).__name__}: {first}"}
     results = {
         function: jax.tree.map(
             lambda value: next(computed) if _is_array(value) else value, returned
@@ -111,7 +120,11 @@ def functions_that_differ(
         for ours, theirs in zip(returned, recorded[function], strict=False)
         if not _agree(ours, theirs.snapshot)
     }
-    return {function for function in wrong if not callers[function] & wrong - {function}}
+    return {
+        function: "its statements give something else"
+        for function in wrong
+        if not callers[function] & wrong - {function}
+    }
 
 
 def _is_array(value: Any) -> bool:
@@ -123,6 +136,9 @@ def _agree(ours: Any, theirs: Any) -> bool:
     if isinstance(theirs, tuple | list):
         same = isinstance(ours, tuple | list) and len(ours) == len(theirs)
         return same and all(map(_agree, ours, theirs))
+    if isinstance(theirs, dict):
+        ours = ours if isinstance(ours, dict) else vars(ours)
+        return all(_agree(ours.get(name), value) for name, value in theirs.items())
     if not isinstance(theirs, torch.Tensor):
         return True
     if not isinstance(ours, jax.Array | np.ndarray | nnx.Variable) or ours.shape != theirs.shape:

@@ -1,9 +1,13 @@
-"""Models as repositories write them, transcribed to Flax, proved, and put beside today's files.
+"""Models transcribed to Flax, proved, and put beside today's files.
 
-For each model it prints whether its file is proved, the lines of the source's classes and of the
-file's, and the seconds without the proof and with it.
+For each model it prints whether its file is proved, the lines of the source's classes and
+functions that the file has and of the file's, the functions that are written by their operations,
+and the seconds without the proof and with it. Models are those that `models/repositories` has as
+repositories write them, or small ones of a library: one of each architecture of transformers that
+`sweeps.translate` names.
 
     PYTHONPATH=tests python -m sweeps.transcription --out FOLDER [--old] [NAME ...]
+    PYTHONPATH=tests python -m sweeps.transcription --out FOLDER --library transformers [NAME ...]
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import argparse
 import ast
 import importlib
 import inspect
+import json
 import time
 import warnings
 from pathlib import Path
@@ -22,6 +27,7 @@ import torch
 
 from fmapper import ConversionError, source
 from fmapper_translate import transcribe
+from sweeps import sweeping, translate
 
 NAMES = (
     "nanogpt", "resnet", "mobilenetv3", "ghostnet", "nbeats", "t5", "xlstm", "unet", "fno",
@@ -56,47 +62,88 @@ def definitions(code: str) -> set[str]:
     return {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 
 
-def case(name: str, out: Path, *, old: bool) -> None:
+def case(name: str, library: str, out: Path, *, old: bool) -> dict[str, Any]:
     """Transcribes one model, proves its file, and writes it."""
-    module, model, inputs, arguments = build(name)
-    text = inspect.getsource(module)
-    began = time.monotonic()
+    warnings.simplefilter("ignore")
+    arguments, options = None, {}
+    if library == "repositories":
+        _, model, inputs, arguments = build(name)
+    else:
+        try:
+            model, inputs, options = translate.build(name, "base", library)
+        except translate.CannotBuild as error:
+            return {"class": "not built", "reason": str(error)}
+    found: dict[str, Any] = {"model": type(model).__name__}
+    began = time.process_time()
     try:
-        made = transcribe(model, inputs, arguments)
+        made = transcribe(model, inputs, arguments, options)
     except ConversionError as error:
-        print(f"{name:12} not transcribed: {error}", flush=True)
-        return
-    seconds = time.monotonic() - began
+        return {**found, "class": "refused", "reason": str(error)}
+    found["transcribed"] = round(time.process_time() - began, 1)
+    found["fallen"] = dict(made.fallen)
     (out / f"{name}_new.py").write_text(made.code)
+    text = inspect.getsource(inspect.getmodule(type(model)))  # type: ignore[arg-type]
     names = definitions(text) & definitions(made.code)
-    counts = f"{lines(text, names)} lines, in the file {lines(made.code, names)}"
+    found["lines"] = lines(text, names), lines(made.code, names)
     try:
-        proof = made.prove(model, inputs)
-        verdict = f"proved: {'yes' if proof else f'no, {proof}'}"
+        proof = made.prove(model, inputs, options)
     except ConversionError as error:
-        verdict = f"proved: no, {error}"
-    whole = time.monotonic() - began
-    print(f"{name:12} {verdict}; {counts}; {seconds:.0f} s, {whole:.0f} s in all", flush=True)
+        return {**found, "class": "error", "reason": str(error)}
+    found["errors"] = str(proof)
+    found |= {"class": "ok"} if proof else {"class": "MISMATCH", "reason": str(proof)}
     if old:
-        began = time.monotonic()
-        code = source(model, "flax", inputs)
+        began = time.process_time()
+        code = source(model, "flax", inputs, **options)
         (out / f"{name}_old.py").write_text(code)
         taken = len([row for row in code.splitlines() if row.strip()])
-        print(f"{'':12} today's file: {taken} lines, {time.monotonic() - began:.0f} s", flush=True)
+        found["old"] = taken, round(time.process_time() - began, 1)
+    return found
 
 
 def main() -> None:
-    """Runs the models that are named, or all."""
+    """Runs the models that are named, or all; each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=NAMES)
+    parser.add_argument("names", nargs="*")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--library", default="repositories", choices=("repositories", *_OTHERS))
     parser.add_argument("--old", action="store_true", help="write the files of today beside them")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of a processor, per model")
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="per model")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
-    for name in given.names:
-        case(name, given.out, old=given.old)
+    for name in given.names or _OTHERS.get(given.library, NAMES):
+        found = sweeping.run_case(
+            lambda name=name: case(name, given.library, given.out, old=given.old),  # type: ignore[misc]
+            seconds=given.seconds,
+            gigabytes=given.gigabytes,
+        )
+        with (given.out / "results.jsonl").open("a") as log:
+            log.write(json.dumps({"name": name, **found}) + "\n")
+        print(f"{name:14} {_tell(found)}", flush=True)
 
+
+def _tell(found: dict[str, Any]) -> str:
+    """Returns a result on one line."""
+    if "lines" not in found:
+        return f"{found['class']}: {found.get('reason', '')}"
+    theirs, ours = found["lines"]
+    words = [
+        "proved" if found["class"] == "ok" else f"{found['class']}: {found['reason']}",
+        f"{theirs} lines, in the file {ours}",
+        f"by operations: {', '.join(found['fallen']) or 'none'}",
+        f"{found['transcribed']:.0f} s, {found['seconds']:.0f} s in all",
+    ]
+    if "old" in found:
+        words.append("today's file: {} lines, {} s".format(*found["old"]))
+    return "; ".join(words)
+
+
+_OTHERS = {
+    "transformers": translate.ARCHITECTURES.split(),
+    "torchvision": [*translate.TORCHVISION],
+    "timm": [*translate.TIMM],
+}
 
 if __name__ == "__main__":
     main()

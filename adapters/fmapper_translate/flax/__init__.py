@@ -2,5 +2,6 @@
 
 layers   layers with PyTorch's arguments, initial values and layouts of images
 weights  initial values, and `load_weights`
+transformers  counterparts of a library's infrastructure
 constructions  calls of layers' constructors
 """

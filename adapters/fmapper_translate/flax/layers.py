@@ -93,6 +93,7 @@ class Conv1d(nnx.Conv):
             kernel_init=init, bias_init=init, rngs=rngs,
         )  # fmt: skip
         self.in_channels, self.out_channels = in_channels, out_channels
+        self.stride = repeat(stride, self.rank)
 
     def __call__(self, x):
         return jnp.moveaxis(super().__call__(jnp.moveaxis(x, 1, -1)), -1, 1)
@@ -319,6 +320,18 @@ class AvgPool2d(nnx.Module):
         )  # fmt: skip
 
 
+class AdaptiveAvgPool1d(nnx.Module):
+    """The means of a sequence's parts."""
+
+    def __init__(self, output_size):
+        self.size = repeat(output_size, 1)
+
+    def __call__(self, x):
+        if self.size == (1,):
+            return x.mean(axis=-1, keepdims=True)
+        return adaptive_avg_pool(x, self.size)
+
+
 class AdaptiveAvgPool2d(nnx.Module):
     """The means of an image's parts."""
 
@@ -370,14 +383,21 @@ def flatten(x, start, end):
     return x.reshape(*x.shape[:start], -1, *x.shape[end % x.ndim + 1 :])
 
 
+def expand(x, sizes):
+    """Repeats an array along dimensions of 1; those of -1 stay."""
+    own = (1,) * (len(sizes) - x.ndim) + x.shape
+    pairs = zip(sizes, own, strict=True)
+    return jnp.broadcast_to(x, tuple(old if new == -1 else new for new, old in pairs))
+
+
+def not_written():
+    """Raises for the side of a condition that the file does not have."""
+    raise NotImplementedError("the other side is not written")
+
+
 def nested_tuple(array):
     """Returns an array of NumPy as tuples, which a module can keep as a setting."""
     return tuple(map(nested_tuple, array)) if array.ndim else array.item()
-
-
-def dropout(x, rate, rngs, deterministic=False):
-    """Sets elements to zero at random, and scales the others."""
-    return nnx.Dropout(rate)(x, deterministic=deterministic, rngs=rngs)
 
 
 def max_pool(*args: Any, **kwargs: Any) -> Any:

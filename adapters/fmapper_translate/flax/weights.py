@@ -77,6 +77,13 @@ def named_parameters(model):
             yield name, variable
 
 
+def freeze(module):
+    """Has the parameters of a module not be trained."""
+    for name, variable in list(vars(module).items()):
+        if isinstance(variable, nnx.Param):
+            setattr(module, name, Buffer(variable[...]))
+
+
 def load_weights(model, state):
     """Fills a model with the arrays of the source's state dict; returns it.
 

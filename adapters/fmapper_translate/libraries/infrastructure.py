@@ -1,0 +1,156 @@
+"""Infrastructure of libraries that models are written with, and what a file has in its place.
+
+Code of `transformers` outside its models is of the library: saving and loading, devices, caches of
+generation, decorators. It is not written to a file. What a model needs of it has a counterpart,
+and arguments that only it uses are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+_LIBRARY = "transformers"
+# Modules of the library that are written like a model's, though they are not in `models`.
+_OF_MODELS = (
+    "models", "modeling_outputs", "modeling_rope_utils", "pytorch_utils", "time_series_utils",
+)  # fmt: skip
+_NOT_OF_MODELS = ("auto",)
+# Names of modules -> names of theirs -> what a file has for them.
+_COUNTERPARTS = {
+    "modeling_utils": {"PreTrainedModel": "PreTrainedModel"},
+    "modeling_layers": {"GradientCheckpointingLayer": "nnx.Module"},
+    "utils.generic": {"ModelOutput": "ModelOutput"},
+    "activations": {"ACT2FN": "ACT2FN", "get_activation": "get_activation"},
+    "masking_utils": {
+        name: name
+        for name in (
+            "create_causal_mask", "create_sliding_window_causal_mask", "create_bidirectional_mask",
+            "create_bidirectional_sliding_window_mask",
+        )
+    },
+}  # fmt: skip
+# Fields of a configuration that counterparts read.
+FIELDS = {
+    "create_sliding_window_causal_mask": "sliding_window",
+    "create_bidirectional_sliding_window_mask": "sliding_window",
+}
+# Names of what is of generation, of what a model returns besides, or of how it is computed; left
+# out where they are None, a bool or 0.
+LEFT_OUT = frozenset({
+    "past_key_values", "past_key_value", "layer_past", "past", "use_cache", "cache_params",
+    "cache_position", "past_seen_tokens", "past_key_values_length", "past_length", "is_updated",
+    "curr_past_key_values", "curr_past_key_value", "current_past_key_values", "presents",
+    "output_attentions", "output_hidden_states", "return_dict", "all_hidden_states",
+    "all_attentions", "all_self_attentions", "all_cross_attentions", "head_mask",
+    "layer_head_mask", "cross_attn_head_mask", "gradient_checkpointing", "labels",
+})  # fmt: skip
+SETTING = "_attn_implementation"  # the same for all that are recorded
+
+
+def is_of_library(module: str) -> bool:
+    """Returns whether a module is infrastructure of a library."""
+    first, *rest = module.split(".")
+    if first != _LIBRARY:
+        return False
+    is_model = bool(rest) and rest[0] in _OF_MODELS and rest[1:2] != [*_NOT_OF_MODELS]
+    return not is_model or rest[-1].startswith("configuration_")
+
+
+def is_library(module: str) -> bool:
+    """Returns whether a module is of a library, its models included."""
+    return module.partition(".")[0] == _LIBRARY
+
+
+def is_file_of_library(path: Path) -> bool:
+    """Returns whether a file of a package is such a module."""
+    parts = path.with_suffix("").parts
+    if "site-packages" not in parts:
+        return False
+    return is_of_library(".".join(parts[parts.index("site-packages") + 1 :]))
+
+
+def counterpart_of(value: Any) -> str | None:
+    """Returns what a file has for an object of a library, if it has something for it."""
+    for module, names in _COUNTERPARTS.items():
+        space = vars(sys.modules.get(f"{_LIBRARY}.{module}", object))
+        for name, ours in names.items():
+            if space.get(name) is value:
+                return ours
+    return None
+
+
+def is_nothing(value: Any) -> bool:
+    """Returns whether something that may be left out is left out."""
+    return value is None or isinstance(value, bool) or (type(value) is int and value == 0)
+
+
+def is_message(callee: Any) -> bool:
+    """Returns whether something that is called warns or logs."""
+    return getattr(callee, "__module__", None) in ("logging", "warnings", "_warnings")
+
+
+def shorten(document: str) -> str:
+    """Returns the first paragraph of a docstring; the rest is on the library's page of it."""
+    return inspect.cleandoc(document).split("\n\n")[0]
+
+
+def is_config(value: Any) -> bool:
+    """Returns whether something is a configuration of a library."""
+    return is_config_class(type(value))
+
+
+def is_config_class(cls: type) -> bool:
+    """Returns whether a class is one of configurations of a library."""
+    module = sys.modules.get(f"{_LIBRARY}.configuration_utils")
+    return module is not None and issubclass(cls, module.PreTrainedConfig)
+
+
+def is_record(cls: type) -> bool:
+    """Returns whether a class is one of records that models return."""
+    module = sys.modules.get(f"{_LIBRARY}.utils.generic")
+    return module is not None and issubclass(cls, module.ModelOutput)
+
+
+def prepare(value: Any) -> Any:
+    """Returns an argument as a model is recorded with: in the model's own code, and no caches."""
+    if not is_config(value):
+        return value
+    config = copy.deepcopy(value)
+    setattr(config, SETTING, "eager")
+    for inner in _configs_in(config):
+        if hasattr(inner, "use_cache"):
+            inner.use_cache = False
+    return config
+
+
+@contextlib.contextmanager
+def without_caches(model: nn.Module) -> Iterator[None]:
+    """Has a model return no caches, which its file does not return."""
+    configs = {
+        id(inner): inner
+        for part in model.modules()
+        if is_config(config := getattr(part, "config", None))
+        for inner in _configs_in(config)
+    }
+    before = [
+        (config, config.use_cache) for config in configs.values() if hasattr(config, "use_cache")
+    ]
+    for config, _ in before:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config, use_cache in before:
+            config.use_cache = use_cache
+
+
+def _configs_in(config: Any) -> list[Any]:
+    return [config, *(getattr(config, name) for name in config.sub_configs)]

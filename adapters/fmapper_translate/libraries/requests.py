@@ -1,0 +1,78 @@
+"""Expressions on configurations, and calls of a library's infrastructure."""
+
+from __future__ import annotations
+
+import ast
+import types
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fmapper.translation import expr, literal
+from fmapper_translate.libraries import infrastructure as library
+from fmapper_translate.operations import Unnamed
+from fmapper_translate.recording import Event
+
+if TYPE_CHECKING:
+    from fmapper_translate.expressions import Expressions
+
+
+def print_field(expressions: Expressions, node: ast.Attribute, owner: Any, value: Any) -> ast.expr:
+    """Returns the code for an attribute of a configuration."""
+    if node.attr == library.SETTING:
+        return literal(value)
+    if callable(value):
+        raise Unnamed(f"{node.attr} of a configuration")
+    name = expressions.file.configs.field(owner, node.attr)
+    return ast.Attribute(expressions.code(node.value), name, ast.Load())
+
+
+def print_call(
+    expressions: Expressions, node: ast.Call, callee: Any, event: Event | None
+) -> ast.expr | None:
+    """Returns the code for a call that asks a configuration or a library; None for others."""
+    asked = None if event is None else _ask(expressions, node, callee, event)
+    if asked is not None:
+        return asked
+    counterpart = library.counterpart_of(callee)
+    if counterpart is not None:
+        parts = event.parts.values() if event is not None else ()
+        for config in (part.value for part in parts if library.is_config(part.value)):
+            if counterpart in library.FIELDS:
+                expressions.file.configs.field(config, library.FIELDS[counterpart])
+        return expressions.plain_call(node, expressions.code(node.func), [])
+    if event is not None and library.is_of_library(getattr(callee, "__module__", None) or ""):
+        return _choice(expressions, node, event.value)
+    return None
+
+
+def _ask(expressions: Expressions, node: ast.Call, callee: Any, event: Event) -> ast.expr | None:
+    """Returns the code for `getattr` and `hasattr` of a configuration."""
+    part = event.parts.get(node.args[0]) if node.args else None
+    if callee not in (getattr, hasattr) or part is None or not library.is_config(part.value):
+        return None
+    name = node.args[1]
+    if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
+        return None
+    is_there = hasattr(part.value, name.value)
+    if callee is hasattr:
+        return literal(is_there)
+    if not is_there:
+        return expressions.code(node.args[2])
+    read = expressions.file.configs.field(part.value, name.value)
+    return ast.Attribute(expressions.code(node.args[0]), read, ast.Load())
+
+
+def _choice(expressions: Expressions, node: ast.Call, value: Any) -> ast.expr | None:
+    """Returns the code for a function or model that a library chooses from the model's own."""
+    file = expressions.file
+    if isinstance(value, types.FunctionType | types.MethodType):
+        function = file.recording.function_of(value)
+        if function is None:
+            raise Unnamed(f"{ast.unparse(node.func)} has no counterpart")
+        file.add_function(function)
+        return expr(function.name)
+    if isinstance(value, nn.Module) and file.add(type(value)):
+        more = [ast.keyword("rngs", expr("rngs"))] * file.takes_rngs(type(value))
+        return ast.Call(expr(type(value).__name__), [expressions.code(node.args[0])], more)
+    return None

@@ -1,0 +1,8 @@
+"""Parts of printing the source's code.
+
+operands    what an expression's operations were given
+folding     conditions that constants decide
+choices     expressions with sides, and those that have to be numbers
+conditions  `if`
+comments    comments and docstrings
+"""

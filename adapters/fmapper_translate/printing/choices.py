@@ -1,0 +1,74 @@
+"""Expressions with sides, and those that have to be numbers while a model is made."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from fmapper.translation import expr
+from fmapper_translate.operations import NotTranscribed
+from fmapper_translate.printing.folding import ends, fold, is_constant, known_test
+
+if TYPE_CHECKING:
+    from fmapper_translate.expressions import Expressions
+
+
+def print_choice(expressions: Expressions, node: ast.expr) -> ast.expr | None:
+    """Returns the code for `and`, `or` and conditional expressions; None for others."""
+    match node:
+        case ast.BoolOp(op, values):
+            codes: list[ast.expr] = []
+            for value in values:
+                codes.append(expressions.code(value))
+                if ends(codes[-1], op):
+                    break
+            return fold(ast.BoolOp(op, codes)) if len(codes) > 1 else codes[0]
+        case ast.IfExp(test, then, other):
+            condition = expressions.code(test)
+            outcome = known_test(condition)
+            if outcome is not None:
+                return expressions.code(then if outcome else other)
+            sides = [_side(expressions, node, side) for side in (then, other)]
+            made = ast.IfExp(condition, *sides)
+            is_turned = isinstance(test, ast.UnaryOp) or not isinstance(condition, ast.UnaryOp)
+            return made if is_turned else fold(made)
+    return None
+
+
+def _side(expressions: Expressions, choice: ast.IfExp, side: ast.expr) -> ast.expr:
+    """Returns the code for a side of a conditional expression; a call that raises if it has none.
+
+    Raises:
+        NotTranscribed: It ran.
+    """
+    outcomes = {bool(value) for value in expressions.values(choice.test)}
+    try:
+        return expressions.code(side)
+    except NotTranscribed:
+        if len(outcomes) != 1 or (side is choice.body) in outcomes:
+            raise
+        return expr("not_written()")
+
+
+def buffer(expressions: Expressions, node: ast.Call) -> ast.expr:
+    """Returns the code for `nn.Buffer`."""
+    kept = [key.value for key in node.keywords if key.arg == "persistent"]
+    is_saved = not kept or not is_constant(expressions.code(kept[0]), False)
+    name = "Buffer" if is_saved else "Constant"
+    return expr(f"{name}({{0}})", expressions.code(node.args[0]))
+
+
+def are_numbers(value: Any) -> bool:
+    """Returns whether a list is one of numbers, or of lists of them."""
+    return isinstance(value, list) and all(
+        are_numbers(item) if isinstance(item, list) else isinstance(item, int | float)
+        for item in value
+    )
+
+
+class Concrete(ast.NodeTransformer):
+    """Computes with NumPy what has to be numbers while a model is made without arrays."""
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        """Turns the module."""
+        return ast.Name("np", node.ctx) if node.id == "jnp" else node
