@@ -81,7 +81,7 @@ def _ran(statements: Statements, test: ast.expr) -> ast.expr | None:
         return None
     events = statements.expressions.file.recording.events
     ran = [statements.code(item) for item in test.values if item in events]
-    return ast.BoolOp(test.op, ran) if len(ran) > 1 else ran[0]
+    return ast.BoolOp(test.op, ran) if len(ran) > 1 else next(iter(ran), None)
 
 
 def _asks_for_device(statements: Statements, test: ast.expr) -> bool:
