@@ -448,7 +448,7 @@ class Expressions:
         if name in _SIZES:
             return expr(_SIZES[name], self.code(func.value))
         if name in numbers.METHODS and self.file.constructs(self.function):
-            return self._plain_call(node, ast.Attribute(self.code(func.value), name), [])
+            return self.plain_call(node, ast.Attribute(self.code(func.value), name), [])
         if name == "is_floating_point":
             return expr("jnp.issubdtype({0}.dtype, jnp.floating)", self.code(func.value))
         if event.value is base and not event.operations:

@@ -375,3 +375,42 @@ def test_conditions_of_which_each_example_takes_one_side_are_the_sources():
     assert jnp.allclose(run(made, model, x)[1], model(x).detach().numpy(), atol=1e-5)
     with pytest.raises(AssertionError, match="the other side is not written"):
         run(transcribe(model, (x,)), model, x, mask)
+
+
+@pytest.mark.nightly
+def test_a_model_of_transformers_keeps_its_configuration_and_leaves_caches_out():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MistralConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=16, num_hidden_layers=1, sliding_window=3,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16, head_dim=4,
+    )  # fmt: skip
+    model = transformers.MistralModel(config).eval()
+    code = transcribe(model, (torch.arange(6)[None],)).code
+    assert "class MistralModel(PreTrainedModel):" in code
+    assert "    def __init__(self, config: MistralConfig, *, rngs: nnx.Rngs):" in code
+    assert "    num_key_value_heads: int = 8" in code  # a field that it reads, with its default
+    assert "past_key_values" not in code
+    assert "use_cache" not in code
+    assert "create_sliding_window_causal_mask(" in code
+
+
+class Choice(nn.Module):
+    """Has a side that no example reaches."""
+
+    def __init__(self, groups=1):
+        super().__init__()
+        self.groups = groups
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        if self.groups == 1:
+            return x * self.scale
+        x = x.unflatten(-1, (self.groups, -1)).transpose(-1, -2)
+        return x.flatten(-2) * self.scale
+
+
+def test_a_side_that_does_not_run_is_written_from_a_call_with_the_condition_turned():
+    code = transcribe(Choice(), (torch.rand(2, 4),)).code
+    assert "        if self.groups == 1:\n            return x * self.scale[...]" in code
+    assert "self.groups, -1" in code
+    assert "not written" not in code
