@@ -324,6 +324,14 @@ def test_buffers_that_torch_does_not_save_may_be_missing(tmp_path):
     assert fmapper.load(path, like=Positions()).table.tolist() == [0, 1, 2]
 
 
+def test_tensors_are_saved_from_the_host_whatever_the_default_device(tmp_path):
+    weights = {"w": torch.randn(3, 2), "half": torch.ones(5).half()}
+    with torch.device("meta"):
+        fmapper.save(weights, tmp_path / "x.pt")
+    loaded = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert all(torch.equal(loaded[name], old) for name, old in weights.items())
+
+
 def test_narrowing_into_a_model_is_said(tmp_path):
     path = tmp_path / "x.safetensors"
     fmapper.save({"w": np.ones(2, np.float32)}, path)
