@@ -2,11 +2,13 @@
 # All that is measured on a GPU, in under nine minutes, the most telling first:
 #
 #     benchmarks/gpu.sh OUT [WHEELS]
+#     benchmarks/gpu.sh OUT --tiny     # small, on the CPU: whether the rows run
 #
 # OUT gets the output and JSON of each part. WHEELS is a folder of wheels to install what is missing
 # without a network. A part that takes too long is stopped, and the next one begins.
 set -uo pipefail
-out=${1:?a folder for the results} wheels=${2:-}
+out=${1:?a folder for the results} wheels=${2:-} tiny=
+[ "$wheels" != --tiny ] || { tiny=--tiny wheels=; }
 cd "$(dirname "$0")/.."
 mkdir -p "$out"
 began=$SECONDS total=520
@@ -28,8 +30,8 @@ part() { # part NAME SECONDS COMMAND...: at most so many seconds, and no more th
 }
 
 part moves 80 python3 benchmarks/gpu.py --rounds 5 --json "$out/moves.json"
-part up 70 python3 benchmarks/gpu_rows.py --only up --seconds 55 --json "$out/up.json"
-part rows 110 python3 benchmarks/gpu_rows.py --only 'down|file|between' --seconds 95 --json "$out/rows.json"
-part models 140 python3 benchmarks/gpu_rows.py --only model --seconds 110 --json "$out/models.json"
-part tests 120 python3 -m pytest -q -n 0 -m gpu -p no:cacheprovider tests
+part up 70 python3 benchmarks/gpu_rows.py $tiny --only up --seconds 55 --json "$out/up.json"
+part rows 110 python3 benchmarks/gpu_rows.py $tiny --only 'down|file|between' --seconds 95 --json "$out/rows.json"
+part models 140 python3 benchmarks/gpu_rows.py $tiny --only model --seconds 110 --json "$out/models.json"
+[ -n "$tiny" ] || part tests 120 python3 -m pytest -q -n 0 -m gpu -p no:cacheprovider tests
 part link 40 python3 benchmarks/link.py --rounds 3
