@@ -17,6 +17,7 @@ from fmapper.checkpoints.formats.writer import in_order
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.stored import StoredArray, exact_reads
 from fmapper.errors import BatchError, DeviceUnavailableError
+from fmapper.files.dtypes import name_of_dtype
 from fmapper.machine import populate, threads_for_memory
 from fmapper.moves.host_copy import host_buffers
 
@@ -47,7 +48,7 @@ class FileAdapter(Arrays):
 
     def dtype(self, array: Any) -> str:
         """Returns the name of the dtype in NumPy or ml_dtypes."""
-        return str(array.dtype.name)
+        return name_of_dtype(array.dtype)
 
     def shape(self, array: Any) -> tuple[int, ...]:
         """Returns `array.shape`."""

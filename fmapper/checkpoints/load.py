@@ -29,7 +29,7 @@ from fmapper.errors import (
     PrecisionWarning,
     StructureMismatchError,
 )
-from fmapper.files.dtypes import itemsize
+from fmapper.files.dtypes import name_of_dtype
 from fmapper.files.urls import Place, place_of
 from fmapper.programs.file import holds_program, load_model
 from fmapper.progress import step
@@ -318,7 +318,7 @@ def _fill(
         elif name in checkpoint:
             new = checkpoint[name]
             state[name] = _in_dtype(new, old, asked)
-            if asked is None and itemsize(state[name].dtype.name) < itemsize(new.dtype.name):
+            if asked is None and state[name].dtype.itemsize < new.dtype.itemsize:
                 narrowed.append(name)
     if narrowed:
         warn(
@@ -395,7 +395,7 @@ def _missing_arrays(
 
 def _in_dtype(new: LazyArray, old: Any, asked: str | None) -> LazyArray:
     """Casts an array of a checkpoint lazily."""
-    stored = new.dtype.name
+    stored = name_of_dtype(new.dtype)
     adapter = adapter_of(old)
     assert adapter is not None
     wanted = wanted_dtype(adapter.dtype(old), asked)

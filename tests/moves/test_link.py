@@ -5,14 +5,13 @@ layouts, not order. What needs streams is marked `gpu`.
 """
 
 import threading
-import types
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -249,14 +248,16 @@ def test_downloads_by_several_threads(layout, on_host, host_workers, monkeypatch
         assert len(fetched) > len(DTYPES)
 
 
+class Dtype(NamedTuple):
+    name: str
+
+
 class Stored:
     """An array as a file has it."""
 
     def __init__(self, tensor, at=0):
-        self.shape, self.dtype = (
-            tuple(tensor.shape),
-            types.SimpleNamespace(name=str(tensor.dtype)[6:]),
-        )
+        self.shape = tuple(tensor.shape)
+        self.dtype = Dtype(str(tensor.dtype).removeprefix("torch."))
         self.nbytes, self.bytes, self.extent = tensor.nbytes, bits(tensor), ("file", at)
 
     def read_bytes(self, out, start):

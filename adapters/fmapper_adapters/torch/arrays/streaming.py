@@ -12,7 +12,7 @@ import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -94,7 +94,7 @@ def fill(readers: Sequence[Reader], device: torch.device) -> list[torch.Tensor]:
     try:
         for at, reader in enumerate(readers):  # all before the first is read, as that takes long
             try:
-                dtype = getattr(torch, reader.dtype.name)
+                dtype = _dtype_of(reader.dtype)
                 results.append(torch.empty(reader.shape, dtype=dtype, device=device))
             except Exception as error:
                 raise BatchError(at) from error.with_traceback(None)
@@ -117,6 +117,12 @@ def fill(readers: Sequence[Reader], device: torch.device) -> list[torch.Tensor]:
         places.clear()
         raise
     return results
+
+
+@cache
+def _dtype_of(dtype: Any) -> torch.dtype:
+    torch_dtype: torch.dtype = getattr(torch, dtype.name)
+    return torch_dtype
 
 
 def _groups(readers: Sequence[Reader]) -> Iterator[list[int]]:
