@@ -34,15 +34,16 @@ class Transpose(Operation):
         moved = [axis for axis in self.axes if sizes[axis] != 1]
         return self.operands[0].byte_runs() if moved == sorted(moved) else None
 
-    def _inner(self, box: Box) -> Box:
+    def inner(self, box: Box) -> Box:
+        """Returns the box of the operand that a box is made of."""
         return tuple(box[self.axes.index(axis)] for axis in range(self.ndim))
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
-        return self.operands[0]._read(self._inner(box)).transpose(self.axes)
+        return self.operands[0]._read(self.inner(box)).transpose(self.axes)
 
     def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
         back = [self.axes.index(axis) for axis in range(self.ndim)]
-        self.operands[0]._fill(self._inner(box), out.transpose(back))
+        self.operands[0]._fill(self.inner(box), out.transpose(back))
 
 
 class Part(Operation):
@@ -61,15 +62,16 @@ class Part(Operation):
         start, stop = (place * self.dtype.itemsize for place in bounds)
         return list(_cut(runs, start, stop))
 
-    def _inner(self, box: Box) -> Box:
+    def inner(self, box: Box) -> Box:
+        """Returns the box of the operand that a box is made of."""
         pairs = zip(box, self.box, strict=True)
         return tuple((begin + start, begin + stop) for (start, stop), (begin, _) in pairs)
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
-        return self.operands[0]._read(self._inner(box))
+        return self.operands[0]._read(self.inner(box))
 
     def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
-        self.operands[0]._fill(self._inner(box), out)
+        self.operands[0]._fill(self.inner(box), out)
 
 
 def _cut(runs: list[ByteRun], start: int, stop: int) -> Iterator[ByteRun]:
@@ -109,7 +111,7 @@ class Concatenate(Operation):
                     merged.append(run)
         return merged
 
-    def _parts(self, box: Box) -> Iterator[tuple[LazyArray, Box, tuple[slice, ...]]]:
+    def parts(self, box: Box) -> Iterator[tuple[LazyArray, Box, tuple[slice, ...]]]:
         """Yields the operands, a box of each, and its place in the result."""
         low, high = box[self.along]
         begin = 0
@@ -127,7 +129,7 @@ class Concatenate(Operation):
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
         import numpy as np
 
-        parts = list(self._parts(box))
+        parts = list(self.parts(box))
         if len(parts) == 1:
             return parts[0][0]._read(parts[0][1])
         out = np.empty(box_shape(box), self.dtype)
@@ -135,7 +137,7 @@ class Concatenate(Operation):
         return out
 
     def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
-        for array, inner, place in self._parts(box):
+        for array, inner, place in self.parts(box):
             array._fill(inner, out[place])
 
 
@@ -151,7 +153,7 @@ class Reshape(Operation):
 
     def __init__(self, array: LazyArray, shape: Sequence[int]) -> None:
         super().__init__([array], shape, array.dtype)
-        self._groups = reshape_groups(array.shape, self.shape)[0] if array.size else []
+        self.groups = reshape_groups(array.shape, self.shape)[0] if array.size else []
 
     def byte_runs(self) -> list[ByteRun] | None:
         """Returns the runs of the operand."""
@@ -201,7 +203,7 @@ class Reshape(Operation):
             return
         wastes = [
             (math.prod(box_shape(part.box)) / math.prod(box_shape(box[new])), new)
-            for part, (_, new) in zip(rows, self._groups, strict=True)
+            for part, (_, new) in zip(rows, self.groups, strict=True)
         ]
         _, new = max(wastes, key=lambda pair: pair[0])
         dims = [at for at in range(new.start, new.stop) if box[at][1] - box[at][0] > 1]
@@ -216,7 +218,7 @@ class Reshape(Operation):
 
     def _rows(self, box: Box) -> Iterator[_Rows]:
         """Yields, group by group, the box of the operand to read."""
-        for before, new in self._groups:
+        for before, new in self.groups:
             sizes, old = self.shape[new], self.operands[0].shape[before]
             strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
             pairs = list(zip(box[new], strides, strict=True))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fmapper.backends.arrays import Arrays, Device
 from fmapper.backends.compute import Compute
-from fmapper.backends.discovery import owner_of
+from fmapper.backends.discovery import adapter_of, owner_of
 from fmapper.backends.meshes import Meshes
-from fmapper.checkpoints.boxes import Box
+from fmapper.checkpoints.boxes import Box, full_box
 from fmapper.errors import SyncError
 from fmapper.sync.memory import parts_of
 from fmapper.sync.reader import Reader
@@ -29,12 +30,29 @@ class Outline(NamedTuple):
 
 
 class Held(NamedTuple):
-    """An array as it lies in memory; a generator holds weights in another layout."""
+    """An array as it is held in memory; a generator holds weights in another layout."""
 
     shape: tuple[int, ...]
     dtype: str
     boxes: dict[int, tuple[Box, ...]]  # the parts that each process has, by its rank
     domain: str = ""  # what arrays have in common that one computation can take; empty for none
+
+
+class Place(NamedTuple):
+    """Where an array is, and how it lies there."""
+
+    adapter: Arrays
+    dtype: str
+    shape: tuple[int, ...]
+    device: Device
+    layout: Any  # mesh and spec; None for an array on one device
+
+    @classmethod
+    def of(cls, array: Any) -> Place:
+        """Returns the place of an array."""
+        owner = owner_of(array)
+        layout = owner.layout(array) if isinstance(owner, Meshes) else None
+        return cls(owner, owner.dtype(array), (*owner.shape(array),), owner.device(array), layout)
 
 
 class End:
@@ -46,6 +64,7 @@ class End:
         keep: Patterns for names of arrays that may stay as they are.
         entries: Those arrays, with their properties.
         arrays: The arrays that are held, each once.
+        places: Where they are.
         held: Their outlines by name, with the parts that are in this process.
         layout: The rules that make them of those by name.
     """
@@ -63,7 +82,7 @@ class End:
                 f"the {role} is the path of a checkpoint, which does not change: put it into a "
                 "model with fmapper.load(path, like=model) or fmapper.transfer(path, model)"
             )
-        self.tree, self.keep = tree, keep
+        self.tree, self._role, self.keep = tree, role, keep
         self._generator = tree if isinstance(tree, Generator) else None
         self.layout = Rules() if self._generator is None else self._generator.layout()
         if role == "source" and self.layout.rules:
@@ -83,6 +102,8 @@ class End:
             live = self._generator.live_arrays()
         self._reader = Reader(tree if self._generator is None else live)
         self.arrays = self._reader.first
+        self.places = [*map(Place.of, self.arrays)]
+        self._wholes = [full_box(place.shape) for place in self.places]
         numbers = {id(array): number for number, array in enumerate(self.arrays)}
         for name, array in live.items():
             if id(array) not in numbers:
@@ -94,18 +115,47 @@ class End:
         first: dict[int, str] = {}
         for name, number in self._numbers.items():
             first.setdefault(number, name)
-        self.held = {name: _hold(self.arrays[n], transport) for n, name in first.items()}
+        held = ((name, self.arrays[n], self.places[n]) for n, name in first.items())
+        self.held = {name: _hold(array, place, transport) for name, array, place in held}
 
     def forget(self) -> None:
         """Drops the references to the arrays of the planning."""
         self.entries, self.arrays = {}, []
         self._reader.forget()
 
-    def read(self, tree: Any = None) -> list[Any]:
-        """Returns the current arrays of the tree, or of another tree of the same structure."""
+    def read(self, names: Iterable[str], tree: Any = None) -> list[Any]:
+        """Returns the current arrays of the tree, or of another tree of the same structure.
+
+        Raises:
+            SyncError: One of these names is not as it was when the sync was planned.
+        """
         if self._generator is not None:
-            return self._reader.read(self._generator.live_arrays())
-        return self._reader.read(self.tree if tree is None else tree)
+            tree = self._generator.live_arrays()
+        arrays = self._reader.read(self.tree if tree is None else tree)
+        for name in names:
+            problem = self._problem(arrays[self.number(name)], self.places[self.number(name)])
+            if problem:
+                raise SyncError(
+                    f"{name} of the {self._role} is not as it was when the sync was planned: "
+                    f"{problem}. Create another Sync"
+                )
+        return arrays
+
+    def _problem(self, array: Any, planned: Place) -> str:
+        if adapter_of(array) is not planned.adapter:
+            return f"it is a {type(array).__name__} now"
+        if self._role == "source" and planned.adapter.unusable([array]) is not None:
+            return "its values are gone, probably donated to a computation"
+        place = Place.of(array)
+        if place == planned:
+            return ""
+        return f"it is {place.dtype}{[*place.shape]} on {place.device} now"
+
+    def parts(self, number: int, arrays: Sequence[Any]) -> Mapping[Box, Any]:
+        """Returns the parts of an array in this process, given the current arrays."""
+        if self.places[number].layout is None:
+            return {self._wholes[number]: arrays[number]}
+        return parts_of(arrays[number])
 
     def number(self, name: str) -> int:
         """Returns the number of a held array."""
@@ -122,15 +172,14 @@ class End:
         return self.tree
 
 
-def _hold(array: Any, transport: Transport | None) -> Held:
-    adapter, rank = owner_of(array), 0 if transport is None else transport.rank
-    shape, boxes = tuple(adapter.shape(array)), {rank: (*parts_of(array),)}
+def _hold(array: Any, place: Place, transport: Transport | None) -> Held:
+    adapter, rank = place.adapter, 0 if transport is None else transport.rank
     domain = adapter.domain(array) if isinstance(adapter, Compute) else ""
     if not isinstance(adapter, Meshes) or adapter.writers(array) is None:
         domain = domain and f"{rank}: {domain}"
     elif transport is None or transport.framework != adapter.name:
         domain = ""  # its devices may be others of the same number
-    return Held(shape, adapter.dtype(array), boxes, domain)
+    return Held(place.shape, place.dtype, {rank: (*parts_of(array),)}, domain)
 
 
 def with_boxes(held: dict[str, Held], more: Mapping[str, Held]) -> None:

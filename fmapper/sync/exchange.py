@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fmapper.checkpoints.boxes import box_shape
+from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import SyncError
-from fmapper.sync.copies import carry_out, make_copy, view_of
 from fmapper.sync.ends import End, Held, Outline, with_boxes
-from fmapper.sync.planning import Transfer, dtype_after, packets
+from fmapper.sync.memory import fill
+from fmapper.sync.planning import Transfer, packets
 from fmapper.sync.transports import Transport, default_transport
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 Outlines = tuple[dict[str, Outline], dict[str, Held]]
 _HEADER = 64  # bytes before the values of a packet, which are aligned so
-_DIGEST = 32  # bytes of the digest of what a delta is applied to
+_WHOLE, _BASE, _DELTA = range(3)  # kinds of packets, in their first byte; a base is kept
 _ALIGNMENT = 8  # bytes of the values of each transfer in a packet
 _SHORT = 5.0  # seconds that one that has failed waits for what others have decided
 _READY, _FAILED, _WRITTEN, _UNSURE = b"ready", b"failed ", b"written", b"unsure"
@@ -61,7 +63,7 @@ class Exchanger:
         self._others = [rank for rank in range(self.size) if rank != self.rank]
         self._to: dict[int, list[_Packet]] = {}
         self._from: dict[int, list[_Packet]] = {}
-        self._last: dict[tuple[int, int], Array] = {}
+        self._last: dict[tuple[bool, int, int], Array] = {}  # the last packets with delta=True
         self._heard: dict[int, float] = {}
         self._broken = ""
 
@@ -109,10 +111,8 @@ class Exchanger:
     def plan(self, transfers: Sequence[Transfer]) -> None:
         """Divides what goes to and comes from other processes into packets."""
         for rank in self._others:
-            to = [t for t in transfers if t.receiver == rank]
-            froms = [t for t in transfers if t.sender == rank]
-            self._to[rank] = [*map(_packet, packets(to))]
-            self._from[rank] = [*map(_packet, packets(froms))]
+            for packed, ends in ((self._to, (self.rank, rank)), (self._from, (rank, self.rank))):
+                packed[rank] = [*map(_packet, packets(t for t in transfers if t[:2] == ends))]
 
     # a call
 
@@ -176,59 +176,28 @@ class Exchanger:
     def _send_all(self, here: Round, sent: list[int], received: list[int], *, delta: bool) -> None:
         def send(rank: int) -> None:
             for number, packet in enumerate(self._to[rank]):
-                data = self._pack(here, packet)
+                data = _pack(packet)
+                base = self._last.pop((True, rank, number), None)
                 if delta:
-                    data = self._as_delta(data, rank, number)
-                else:  # the next delta has another base
-                    self._last.pop((rank, number), None)
+                    self._last[True, rank, number] = data
+                    data = _as_delta(data, base)
                 self._send(data, rank)
                 sent.append(data.nbytes - _HEADER)
 
         def receive(rank: int) -> None:
-            for packet in self._from[rank]:
+            for number, packet in enumerate(self._from[rank]):
                 data = self._receive(rank)
                 received.append(data.nbytes - _HEADER)
-                _unpack(here, packet, data)
+                data = _whole(packet, data, self._last.pop((False, rank, number), None))
+                if data[0] == _BASE:
+                    data = data if data.flags.writeable else data.copy()
+                    self._last[False, rank, number] = data
+                for start, transfer in packet.transfers:
+                    here.stage(transfer, _values(data, start, transfer))
 
         work = {rank: (partial(send, rank), partial(receive, rank)) for rank in self._others}
         for rank, result in self._all(work).items():
             self._check(rank, result)
-
-    def _pack(self, here: Round, packet: _Packet) -> Array:
-        import numpy as np
-
-        data = np.empty(_HEADER + packet.nbytes, np.uint8)
-        data[:_HEADER] = 0
-        for start, transfer in packet.transfers:  # what lies between is compared, too
-            end = start + transfer.nbytes
-            data[end : end + -end % _ALIGNMENT] = 0
-        carry_out([
-            make_copy(
-                _values(data, start, transfer),
-                view_of(here.source_of(transfer), transfer.froms),
-                transfer.piece.steps,
-            )
-            for start, transfer in packet.transfers
-        ])  # fmt: skip
-        return data
-
-    def _as_delta(self, data: Array, rank: int, number: int) -> Array:
-        """Returns what has changed in a packet since the last time, if that is less."""
-        import numpy as np
-
-        from fmapper.checkpoints.lazy import LazyArray
-        from fmapper.sync.delta import digest, encode
-
-        last = self._last.get((rank, number))
-        self._last[rank, number] = data
-        if last is None:
-            return data
-        base, new = (LazyArray.of(whole[_HEADER:].view(np.uint16)) for whole in (last, data))
-        code = encode(base, new).read()
-        header = np.zeros(_HEADER, np.uint8)
-        header[0] = 1
-        header[1 : 1 + _DIGEST] = np.frombuffer(digest(base).encode(), np.uint8)
-        return np.concatenate([header, code])
 
     # messages
 
@@ -324,40 +293,57 @@ def _packet(transfers: Sequence[Transfer]) -> _Packet:
 def _values(data: Array, start: int, transfer: Transfer) -> Array:
     """Returns the place of a transfer in a packet."""
     part = data[start : start + transfer.nbytes]
-    return part.view(dtype_after(transfer.piece)).reshape(transfer.to.shape)
+    return part.view(transfer.array.dtype).reshape(box_shape(transfer.box))
 
 
-def _unpack(here: Round, packet: _Packet, data: Array) -> None:
-    """Adds the values of a packet to what is to be written.
+def _pack(packet: _Packet) -> Array:
+    import numpy as np
+
+    data = np.zeros(_HEADER + packet.nbytes, np.uint8)
+    fill((t.array, t.box, _values(data, start, t)) for start, t in packet.transfers)
+    return data
+
+
+def _as_delta(data: Array, base: Array | None) -> Array:
+    """Returns what has changed in a packet, or all of it if there is no base."""
+    import numpy as np
+
+    from fmapper.sync.delta import encode
+
+    data[0] = _BASE
+    if base is None:
+        return data
+    header = np.zeros(_HEADER, np.uint8)
+    header[0] = _DELTA
+    return np.concatenate([header, encode(_bits(base), _bits(data)).read()])
+
+
+def _whole(packet: _Packet, data: Array, base: Array | None) -> Array:
+    """Returns the values of a packet that has come.
 
     Raises:
-        SyncError: They are another packet's, or changes of other values than those here.
+        SyncError: They are another packet's.
     """
     import numpy as np
 
-    if data.nbytes < _HEADER or (not data[0] and data.nbytes != _HEADER + packet.nbytes):
+    from fmapper.sync.delta import Changes
+
+    is_delta = data.nbytes >= _HEADER and data[0] == _DELTA and base is not None
+    if not is_delta and data.nbytes != _HEADER + packet.nbytes:
         raise SyncError(
             "processes have planned different syncs. Create them with models of the same classes"
         )
-    if data[0]:
-        from fmapper.checkpoints.lazy import LazyArray
-        from fmapper.sync.delta import Changes, digest
+    if not is_delta or base is None:
+        return data
+    bits = base[_HEADER:].view(np.uint16)
+    Changes(LazyArray.of(data[_HEADER:]), bits.size, bits.dtype).apply(bits)
+    return base
 
-        base = np.zeros(_HEADER + packet.nbytes, np.uint8)
-        carry_out([
-            make_copy(_values(base, start, t), here.values_of(t))
-            for start, t in packet.transfers
-        ])  # fmt: skip
-        bits = base[_HEADER:].view(np.uint16)
-        if bytes(data[1 : 1 + _DIGEST]) != digest(LazyArray.of(bits)).encode():
-            raise SyncError(
-                "delta=True, but the running model has other weights than those of the last call. "
-                "Create another Sync"
-            )
-        Changes(LazyArray.of(data[_HEADER:]), bits.size, bits.dtype).apply(bits)
-        data = base
-    for start, transfer in packet.transfers:
-        here.stage(transfer, _values(data, start, transfer))
+
+def _bits(data: Array) -> LazyArray:
+    import numpy as np
+
+    return LazyArray.of(data[_HEADER:].view(np.uint16))
 
 
 def _as_text(rules: Rules) -> str:

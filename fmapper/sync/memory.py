@@ -1,99 +1,28 @@
-"""Parts of the arrays of one end, as arrays of NumPy on their memory."""
+"""Arrays in the memory of the host: parts of arrays, and memory that is used again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import gc
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.arrays import HOST, Arrays
-from fmapper.backends.discovery import adapter_of, owner_of
+from fmapper.backends.discovery import owner_of
 from fmapper.backends.meshes import Meshes
-from fmapper.checkpoints.boxes import Box, box_shape, full_box
-from fmapper.errors import SyncError
+from fmapper.checkpoints.boxes import Box, full_box, parts_of_box
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.machine import populate
+from fmapper.moves.host_copy import ALIGNMENT, copy_all, host_buffers
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fmapper.sync.ends import End
-
     Array = np.ndarray[Any, Any]
 
-
-class _Place(NamedTuple):
-    """A part of an array, as planned."""
-
-    name: str
-    number: int
-    box: Box
-    is_whole: bool
-    dtype: np.dtype[Any]
-    adapter: Arrays
-
-
-_NOTHING: tuple[Any, Any, Any] = (None, None, None)
-
-
-class Memory:
-    """Parts of arrays in this process.
-
-    Views of tensors that are the same as in the last call are not made anew.
-    """
-
-    def __init__(self, end: End, parts: Sequence[tuple[str, Box]], role: str) -> None:
-        from fmapper.files.dtypes import numpy_dtype
-
-        self._role = role
-        self._places = []
-        for name, box in parts:
-            number, outline = end.number(name), end.held[name]
-            whole, adapter = box == full_box(outline.shape), owner_of(end.arrays[number])
-            dtype = numpy_dtype(outline.dtype)
-            self._places.append(_Place(name, number, box, whole, dtype, adapter))
-        self._last = [_NOTHING] * len(self._places)
-
-    def read(self, arrays: Sequence[Any]) -> list[Array]:
-        """Returns the parts, given all arrays of the end.
-
-        Raises:
-            SyncError: One is not as it was when the sync was planned; names it.
-        """
-        fresh, parts = [], []
-        for at, (place, (array, key, _)) in enumerate(zip(self._places, self._last, strict=True)):
-            new = arrays[place.number]
-            if new is not array or place.adapter.place(new) != key:
-                fresh.append(at)
-                parts.append(self._part(place, new))
-        hosts = [host for _, _, host in self._last]
-        for at, hosts[at] in zip(fresh, on_host(parts), strict=True):
-            place, host = self._places[at], hosts[at]
-            if host.dtype != place.dtype:
-                raise self._error(place, f"its dtype was {place.dtype}, and is {host.dtype}")
-            array = arrays[place.number]
-            key = place.adapter.place(array) if place.is_whole else None
-            self._last[at] = _NOTHING if key is None else (array, key, host)
-        return hosts
-
-    def _part(self, place: _Place, array: Any) -> Any:
-        if adapter_of(array) is not place.adapter:
-            raise self._error(place, f"it is a {type(array).__name__} now")
-        if place.adapter.unusable([array]) is not None:
-            raise self._error(place, "its values are gone, probably donated to a computation")
-        held = parts_of(array)
-        if place.box not in held:
-            shape = box_shape(place.box)
-            raise self._error(place, f"its shape was {shape}, or it is sharded otherwise")
-        return held[place.box]
-
-    def _error(self, place: _Place, text: str) -> SyncError:
-        return other_than_planned(place.name, self._role, text)
-
-
-def other_than_planned(name: str, role: str, text: str) -> SyncError:
-    """Returns the error for an array whose shape, dtype or layout has changed."""
-    return SyncError(
-        f"{name} of the {role} is not as it was when the sync was planned: {text}. "
-        "Create another Sync"
-    )
+_PIECE = 8 << 20  # bytes that a thread writes at a time; `copy_all` divides no such piece
+_LARGE = 1 << 20  # bytes from which memory comes from the system in pages of its own
 
 
 def parts_of(array: Any) -> Mapping[Box, Any]:
@@ -104,7 +33,7 @@ def parts_of(array: Any) -> Mapping[Box, Any]:
     return {full_box(adapter.shape(array)): array}
 
 
-def on_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+def on_host(arrays: Sequence[Any]) -> list[Array]:
     """Returns arrays as those of NumPy, on the same memory where that is possible."""
     hosts: list[Any] = [None] * len(arrays)
     by_adapter: dict[Arrays, list[int]] = {}
@@ -124,3 +53,76 @@ def is_writable(array: Any) -> bool:
         return False
     exchange = adapter.export([array], HOST)
     return 0 not in exchange.private and exchange.data[0].flags.writeable
+
+
+def fill(reads: Iterable[tuple[LazyArray, Box, Array]]) -> None:
+    """Reads boxes of arrays into others, on several threads if they are large."""
+    pieces: list[tuple[Array, LazyArray, Box]] = []
+    for array, box, out in reads:
+        small = [(box, ...)] if out.nbytes <= _PIECE else None
+        for inner, index in small or parts_of_box(box, _PIECE // out.itemsize):
+            pieces.append((out[index], array, inner))
+    copy_all(pieces, _read)
+
+
+def _read(pieces: Sequence[tuple[Array, LazyArray, Box]]) -> None:
+    for out, array, box in pieces:
+        array.read(box, out)
+
+
+class Slots:
+    """Host memory for arrays of frameworks that take it over.
+
+    A slot is used again once nobody holds an array on it: its references are counted.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[Any, list[_Slot]] = {}
+
+    def get(self, key: Any, shape: tuple[int, ...], dtype: Any, count: int = 2) -> Array:
+        """Returns uninitialised memory that nobody else holds, aligned for all frameworks.
+
+        Args:
+            key: What it is for.
+            shape: The shape of the array.
+            dtype: Its dtype.
+            count: How many to keep: two where the old values are in use until the new are there.
+        """
+        if key not in self._slots:
+            self._slots[key] = [_Slot(shape, dtype) for _ in range(count)]
+        slots = self._slots[key]
+        free = next(filter(_Slot.is_free, slots), None)
+        if free is None:
+            gc.collect(0)  # JAX lets go of memory when garbage is collected
+            free = next(filter(_Slot.is_free, slots), None)
+        if free is None:  # somebody has kept old arrays; their memory is theirs
+            free = _Slot(shape, dtype)
+            slots[:] = [*slots[1:], free]
+        return free.array
+
+
+class _Slot:
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self._memory, self.array = _allocate(shape, dtype)
+        populate(self.array)
+        self._references = self._count()
+
+    def _count(self) -> int:
+        return sys.getrefcount(self._memory) + sys.getrefcount(self.array)
+
+    def is_free(self) -> bool:
+        """Returns whether nobody else holds the memory."""
+        return self._count() <= self._references
+
+
+def _allocate(shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
+    import numpy as np
+
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if nbytes >= _LARGE:
+        (slot,) = host_buffers([(shape, dtype)])
+        assert slot.base is not None
+        return slot.base, slot
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory, memory[start : start + nbytes].view(dtype).reshape(shape)

@@ -13,7 +13,6 @@ from typing import Any
 from fmapper.backends.arrays import Arrays
 from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import owner_of
-from fmapper.backends.meshes import Meshes
 from fmapper.backends.namespace import array_namespace
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.lazy_operations import (
@@ -28,9 +27,7 @@ from fmapper.checkpoints.lazy_operations import (
 )
 from fmapper.errors import LossyCastError
 from fmapper.sync.ends import End, Held
-from fmapper.sync.memory import other_than_planned
-from fmapper.sync.planning import leaves_of
-from fmapper.sync.strided import Leaf
+from fmapper.sync.inputs import Leaf, leaves_of
 
 _CASTS = {"bfloat16", "float16", "float32", "float64"}  # in which all frameworks round alike
 _MOVES = (Concatenate, Offset, Part, Reshape, Scale, Sum, Transpose)
@@ -62,6 +59,7 @@ class OnDevice:
 
     Attributes:
         names: Their names.
+        leaves: The names of what they are made of.
         numbers: Their numbers in the target.
         nbytes: Their bytes.
 
@@ -73,34 +71,16 @@ class OnDevice:
 
     def __init__(self, source: End, target: End, made: Mapping[str, LazyArray]) -> None:
         self.names, self._arrays = [*made], [*made.values()]
-        self._leaves = [*dict.fromkeys(x.name for a in self._arrays for x in leaves_of(a))]
-        self._from = [source.number(name) for name in self._leaves]
+        self.leaves = [*dict.fromkeys(x.name for a in self._arrays for x in leaves_of(a))]
+        self._from = [source.number(name) for name in self.leaves]
         self.nbytes = sum(array.nbytes for array in self._arrays)
         self.numbers = [target.number(name) for name in self.names]
         old = [target.arrays[number] for number in self.numbers]
-        self._planned = [*map(_outline, [source.arrays[n] for n in self._from] + old)]
         adapter = owner_of(old[0])
         assert isinstance(adapter, Compute)
         self._adapter, self._device = adapter, adapter.device(old[0])
         self._cast: list[str] = []
         self._run = adapter.compile_for(self._compute, old)
-
-    def check(self, arrays: Sequence[Any], old: Sequence[Any]) -> None:
-        """Checks that all arrays of both ends lie as they did when the sync was planned.
-
-        Raises:
-            SyncError: One does not; names it.
-        """
-        each = [("source", arrays[number]) for number in self._from]
-        each += [("target", old[number]) for number in self.numbers]
-        names = self._leaves + self.names
-        for name, (role, array), planned in zip(names, each, self._planned, strict=True):
-            if owner_of(array).unusable([array]) is not None:
-                text = "its values are gone, probably donated to a computation"
-                raise other_than_planned(name, role, text)
-            if _outline(array) != planned:
-                _, dtype, shape, device, _ = _outline(array)
-                raise other_than_planned(name, role, f"it is {dtype}{list(shape)} on {device} now")
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Returns the values of the arrays, given all arrays of the source.
@@ -136,7 +116,7 @@ class OnDevice:
 
     def _compute(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Returns the new arrays, and one array of flags: whether the values of each cast fit."""
-        by_name = dict(zip(self._leaves, leaves, strict=True))
+        by_name = dict(zip(self.leaves, leaves, strict=True))
         values: list[Any] = []
         survived: dict[str, Any] = {}
         for name, array in zip(self.names, self._arrays, strict=True):
@@ -147,12 +127,6 @@ class OnDevice:
         self._cast = [*survived]
         flags = [*survived.values()]
         return values, [array_namespace(flags[0]).stack(flags)] if flags else []
-
-
-def _outline(array: Any) -> tuple[Any, ...]:
-    adapter = owner_of(array)
-    layout = adapter.layout(array) if isinstance(adapter, Meshes) else None
-    return adapter, adapter.dtype(array), tuple(adapter.shape(array)), adapter.device(array), layout
 
 
 def _evaluate(array: LazyArray, leaves: Mapping[str, Any], checks: list[Any]) -> Any:

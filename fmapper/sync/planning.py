@@ -3,53 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fmapper.backends.dtypes import is_inexact
-from fmapper.checkpoints.boxes import Box, box_shape, full_box
+from fmapper.checkpoints.boxes import Box, box_shape, full_box, parts_of_box
 from fmapper.checkpoints.lazy import LazyArray, Operation
+from fmapper.checkpoints.lazy_operations import Cast, Reshape
 from fmapper.errors import CheckpointError, SyncError
 from fmapper.files.dtypes import numpy_dtype
 from fmapper.render import columns, readable_bytes
-from fmapper.sync.strided import Leaf, Piece, View, clip, clip_source, pieces_of, views
+from fmapper.sync.inputs import MOVES, Input, Leaf, leaves_of, needs, overlap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-
     from fmapper.checkpoints.rules.rules import Rules
     from fmapper.sync.ends import Held, Outline
 
-STAGED = "\0"  # before the name of an array of the source that is needed whole, to compute others
 _INTEGERS = ("int", "uint")
 _SHOWN = 40  # arrays in the table that `print` gives
 
 
-class Part(NamedTuple):
-    """A part of an array in a process: the name of the array, and the box."""
-
-    name: str
-    box: Box
-
-
 class Transfer(NamedTuple):
-    """Elements that one process gives to another, or to itself."""
+    """Elements that one process sends to another."""
 
     sender: int  # the rank of the process that has them
     receiver: int  # that of the process that needs them
-    source: Part | None  # what they are taken from; None for what is computed here
-    target: Part  # what they become elements of
-    froms: View  # their places in the one
-    to: View  # their places in the other
-    piece: Piece  # what they are; `steps` is what is done to them
+    array: Input
+    box: Box
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are sent, in the dtype of the target."""
-        return math.prod(self.to.shape) * dtype_after(self.piece).itemsize
+        """Bytes that are sent, in the dtype of the input."""
+        return math.prod(box_shape(self.box)) * self.array.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +106,6 @@ class SyncPlan:
         return f"{columns(rows)}\n{more}{sizes} go from one process to another"
 
 
-def dtype_after(piece: Piece) -> np.dtype[Any]:
-    """Returns the dtype of elements after all steps."""
-    return piece.steps[-1].dtype if piece.steps else piece.leaf.dtype
-
-
 def match_arrays(
     source: Mapping[str, Outline], target: Mapping[str, Outline], rules: Rules
 ) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
@@ -173,8 +154,6 @@ def match_arrays(
             f"source and target do not fit:\n{lines}{more}\nPass rules=, such as those of the "
             "report of fmapper.transfer, which rename, drop and reshape"
         )
-    from fmapper.checkpoints.lazy_operations import Cast
-
     for name, array in arrays.items():
         dtype = numpy_dtype(target[name].dtype)
         if array.dtype != dtype:
@@ -201,109 +180,79 @@ def transfers(
     arrays: Mapping[str, LazyArray],
     source: Mapping[str, Held],
     target: Mapping[str, Held],
-    rank: int,
-    note: Callable[[str, int, int, int], object],
+    moved: dict[str, list[Transfer]],
 ) -> Iterator[Transfer]:
-    """Yields the transfers of a process, in the same order as its peers do.
+    """Yields what processes send to one another, in the same order in all of them.
 
     Args:
-        arrays: The held arrays of the target, made of leaves of the source.
+        arrays: The held arrays of the target, made of inputs.
         source: The held arrays of the source, with the boxes of each process.
         target: Those of the target.
-        rank: The process.
-        note: Called with name, sender, receiver and bytes of all that goes between processes.
+        moved: Gets the transfers by the name of the array of the target that needs them.
 
     Raises:
         SyncError: No process has some of what one needs.
     """
+    owners: dict[str, dict[Box, list[int]]] = {}
+    seen: set[tuple[Input, int, Box]] = set()
 
-    def give(piece: Piece, part: Part, receiver: int, turn: int) -> Iterator[Transfer]:
-        """Yields the transfers of one piece: from each process that has some of it, once."""
-        shape = box_shape(part.box)
-        if not isinstance(piece.leaf, Leaf):
-            if receiver == rank:
-                for froms, to in views(piece, piece.leaf.shape, shape):
-                    yield Transfer(rank, rank, None, part, froms, to, piece)
-            for leaf in leaves_of(piece.leaf):
-                (whole,) = pieces_of(leaf)
-                staged = Part(STAGED + leaf.name, full_box(leaf.shape))
-                yield from give(whole, staged, receiver, turn)
-            return
-        held = source[piece.leaf.name]
-        owners: dict[Box, list[int]] = {}
-        for owner, boxes in sorted(held.boxes.items()):
-            for box in boxes:
-                owners.setdefault(box, []).append(owner)
-        missing = piece.size
-        for box, ranks in owners.items():
-            sender = receiver if receiver in ranks else ranks[(turn + receiver) % len(ranks)]
-            is_whole = box == full_box(held.shape)
-            inner = [piece] if is_whole else clip_source([piece], held.shape, box)
-            size = sum(each.size for each in inner)
-            missing -= size
-            if sender != receiver:
-                nbytes = size * dtype_after(piece).itemsize
-                note(part.name.removeprefix(STAGED), sender, receiver, nbytes)
-            if rank in (sender, receiver):
-                held_part = Part(piece.leaf.name, box)
-                for each in inner:
-                    for froms, to in views(each, box_shape(box), shape):
-                        yield Transfer(sender, receiver, held_part, part, froms, to, piece)
+    def give(array: Input, box: Box, receiver: int, turn: int) -> Iterator[Transfer]:
+        """Yields the transfers of a box: from one process for each part, where it is not here."""
+        missing = size = math.prod(box_shape(box))
+        for part, ranks in owners[array.name].items():
+            common = overlap(part, box)
+            if common is None:
+                continue
+            missing -= math.prod(box_shape(common))
+            if receiver not in ranks and (array, receiver, common) not in seen:
+                seen.add((array, receiver, common))
+                yield Transfer(ranks[(turn + receiver) % len(ranks)], receiver, array, common)
         if missing:
             raise SyncError(
-                f"{piece.leaf.name}: no process has {missing} of the {piece.size} elements that "
-                f"{part.name} needs. Start the sync in all processes that have some of the source"
+                f"{array.name}: no process has {missing} of the {size} elements that {name} "
+                "needs. Start the sync in all processes that have some of the source"
             )
 
     for turn, (name, array) in enumerate(arrays.items()):
-        pieces = pieces_of(array)
+        leaves = {leaf.name: source[leaf.name] for leaf in leaves_of(array)}
+        for leaf, held in leaves.items():
+            by_box: dict[Box, list[int]] = {}
+            for owner, boxes in sorted(held.boxes.items()):
+                for box in boxes:
+                    by_box.setdefault(box, []).append(owner)
+            owners[leaf] = by_box
         for receiver, boxes in sorted(target[name].boxes.items()):
-            for box in boxes:
-                whole = box == full_box(array.shape)
-                for piece in pieces if whole else clip(pieces, array.shape, box):
-                    yield from give(piece, Part(name, box), receiver, turn)
+            wholes = ((full_box(x.shape), x.boxes.get(receiver, ())) for x in leaves.values())
+            if all(whole in held for whole, held in wholes):
+                continue
+            for box in boxes if array.size else ():
+                for need, inner in needs(array, box):
+                    for transfer in give(need, inner, receiver, turn):
+                        moved.setdefault(name, []).append(transfer)
+                        yield transfer
 
 
-def leaves_of(array: LazyArray) -> Iterator[Leaf]:
-    """Yields the leaves that a computed array is made of."""
-    if isinstance(array, Leaf):
-        yield array
-    elif isinstance(array, Operation):
-        for operand in array.operands:
-            yield from leaves_of(operand)
-
-
-def packets(ordered: Sequence[Transfer], nbytes: int = 64 << 20) -> Iterator[list[Transfer]]:
-    """Yields consecutive transfers that are sent together."""
+def packets(ordered: Iterable[Transfer], nbytes: int = 64 << 20) -> Iterator[list[Transfer]]:
+    """Yields consecutive transfers, the large ones divided, that are sent together."""
     packet: list[Transfer] = []
     size = 0
-    for transfer in (part for whole in ordered for part in _divide(whole, nbytes)):
-        if packet and size + transfer.nbytes > nbytes:
-            yield packet
-            packet, size = [], 0
-        packet.append(transfer)
-        size += transfer.nbytes
+    for whole in ordered:
+        for box, _ in parts_of_box(whole.box, nbytes // whole.array.dtype.itemsize):
+            transfer = whole._replace(box=box)
+            if packet and size + transfer.nbytes > nbytes:
+                yield packet
+                packet, size = [], 0
+            packet.append(transfer)
+            size += transfer.nbytes
     if packet:
         yield packet
-
-
-def _divide(transfer: Transfer, nbytes: int) -> Iterator[Transfer]:
-    """Divides a transfer into pieces of at most `nbytes` bytes."""
-    if transfer.nbytes <= nbytes:
-        yield transfer
-        return
-    axis = next(axis for axis, size in enumerate(transfer.to.shape) if size > 1)
-    middle = transfer.to.shape[axis] // 2
-    for start, stop in ((0, middle), (middle, transfer.to.shape[axis])):
-        froms, to = (view.part(axis, start, stop) for view in (transfer.froms, transfer.to))
-        yield from _divide(transfer._replace(froms=froms, to=to), nbytes)
 
 
 def summarise(
     arrays: Mapping[str, LazyArray],
     target: Mapping[str, Held],
     kept: Sequence[str],
-    moved: Mapping[str, Mapping[tuple[int, int], int]],
+    moved: Mapping[str, Sequence[Transfer]],
 ) -> SyncPlan:
     """Returns the plan as it is printed.
 
@@ -311,21 +260,28 @@ def summarise(
         arrays: The held arrays of the target.
         target: Their outlines.
         kept: What stays.
-        moved: For each array, the bytes that go between each pair of ranks.
+        moved: For each array, what processes send to one another.
     """
     rows = []
     for name, array in arrays.items():
-        pieces, between = pieces_of(array), moved.get(name, {})
-        names = tuple(dict.fromkeys(leaf.name for p in pieces for leaf in leaves_of(p.leaf)))
+        names = tuple(dict.fromkeys(leaf.name for leaf in leaves_of(array)))
+        between = moved.get(name, ())
+        ranks = tuple(dict.fromkeys(each[:2] for each in between))
         shape, dtype = target[name][:2]
-        sent, ranks, layout = sum(between.values()), tuple(between), _layout(pieces)
+        sent, layout = sum(each.nbytes for each in between), _layout(array)
         rows.append(SyncedArray(name, names, shape, dtype, layout, array.nbytes, sent, ranks))
     return SyncPlan(tuple(rows), tuple(kept))
 
 
-def _layout(pieces: Sequence[Piece]) -> str:
-    is_dense = len(pieces) == 1 and all(dim.source == dim.target for dim in pieces[0].dims)
-    steps = {type(step).__name__ for piece in pieces for step in piece.steps}
-    is_computed = steps - {"Cast"} or any(not isinstance(piece.leaf, Leaf) for piece in pieces)
-    words = {"moved": not is_dense, "cast": "Cast" in steps, "computed": is_computed}
+def _layout(array: LazyArray) -> str:
+    kinds = {*_operations(array)}
+    is_computed = not kinds <= {Cast, *MOVES}
+    words = {"moved": kinds & {*MOVES} - {Reshape}, "cast": Cast in kinds, "computed": is_computed}
     return ", ".join(word for word, is_so in words.items() if is_so) or "same"
+
+
+def _operations(array: LazyArray) -> Iterator[type[LazyArray]]:
+    if isinstance(array, Operation):
+        yield type(array)
+        for operand in array.operands:
+            yield from _operations(operand)

@@ -12,19 +12,20 @@ from fmapper.progress import step
 from fmapper.render import readable_bytes
 from fmapper.sync.ends import End
 from fmapper.sync.exchange import Exchanger
-from fmapper.sync.here import Here
+from fmapper.sync.here import Here, Round
+from fmapper.sync.inputs import Input, with_inputs
 from fmapper.sync.pairing import rules_between
 from fmapper.sync.planning import SyncPlan, match_arrays, summarise, transfers
 from fmapper.tracebacks import short_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     import numpy as np
 
     from fmapper.checkpoints.boxes import Box
     from fmapper.checkpoints.rules.rules import Rules
-    from fmapper.sync.here import Round
+    from fmapper.sync.planning import Transfer
     from fmapper.sync.transports import Transport
 
 T = TypeVar("T")
@@ -109,7 +110,6 @@ class Sync(Generic[T]):
 
         with step("planning the sync"), without_collection():
             self._exchange = Exchanger(transport, timeout)
-            rank = self._exchange.rank
             way = self._exchange.transport
             self._source = None if source is None else End(source, "source", way)
             self._target = None if target is None else End(target, "target", way, keep)
@@ -119,22 +119,20 @@ class Sync(Generic[T]):
             sources, targets, rules, layout = self._exchange.outlines(*ours)
             made, kept = match_arrays(sources[0], targets[0], rules)
             held = {n: x for n, x in layout.apply(made).items() if n in targets[1]}
-            moved: dict[str, dict[tuple[int, int], int]] = {}
-
-            def note(name: str, sender: int, receiver: int, nbytes: int) -> None:
-                pairs = moved.setdefault(name, {})
-                pairs[sender, receiver] = pairs.get((sender, receiver), 0) + nbytes
-
             computed = {
                 name: array
                 for name, array in held.items()
                 if lies_together(array, targets[1][name], sources[1], share=share)
             }
-            apart = {name: array for name, array in held.items() if name not in computed}
-            parts = [*transfers(apart, sources[1], targets[1], rank, note)]
-            self._here = Here(self._source, self._target, parts, computed, rank, share=share)
+            inputs: dict[Hashable, Input] = {}
+            apart = {n: with_inputs(x, inputs) for n, x in held.items() if n not in computed}
+            moved: dict[str, list[Transfer]] = {}
+            parts = [*transfers(apart, sources[1], targets[1], moved)]
+            sent = [each for each in parts if each.sender == self._exchange.rank]
+            ends = self._source, self._target
+            self._here = Here(*ends, apart, computed, sent, share=share)
             self._exchange.plan(parts)
-            for end in (self._source, self._target):
+            for end in ends:
                 if end is not None:
                     end.forget()
             self._summary = partial(summarise, held, targets[1], kept, moved)
@@ -168,11 +166,7 @@ class Sync(Generic[T]):
                 has failed; the target is as it was.
             LossyCastError: A finite value becomes infinite in the dtype of the target.
         """
-        began = time.perf_counter()
-        with self._lock:
-            here, *moved = self._run(source, into_target=True, delta=delta)
-            target: T = here.commit()
-            self.stats = SyncStats(time.perf_counter() - began, here.nbytes, *moved)
+        target: T = self._run(source, Round.commit, delta=delta)
         return target
 
     @short_traceback
@@ -201,14 +195,21 @@ class Sync(Generic[T]):
             weight ((0, 2), (0, 3)) float32
             bias ((0, 2),) float32
         """
-        with self._lock:
-            return self._run(source, into_target=False, delta=False)[0].parts()
+        values: Iterator[tuple[str, Box, np.ndarray[Any, Any]]] = self._run(source, Round.parts)
+        return values
 
-    def _run(self, source: Any, *, into_target: bool, delta: bool) -> tuple[Round, int, int]:
-        with self._exchange.guard():
-            here = self._here.begin(source)
-            here.check_target(is_written=into_target)
-        return here, *self._exchange.run(here, delta=delta)
+    def _run(self, source: Any, end: Callable[[Round], Any], *, delta: bool = False) -> Any:
+        began = time.perf_counter()
+        with self._lock:
+            try:
+                with self._exchange.guard():
+                    here = self._here.begin(source, is_written=end is Round.commit)
+                moved = self._exchange.run(here, delta=delta)
+                result = end(here)
+            finally:
+                self._here.release()
+            self.stats = SyncStats(time.perf_counter() - began, self._here.nbytes, *moved)
+        return result
 
     def __repr__(self) -> str:
         """Shows how many arrays there are."""

@@ -190,12 +190,12 @@ def check_a_process_without_memory_is_named_at_once() -> None:
     def take(path: Path) -> None:
         from fmapper.sync import here
 
-        def fail(self: Any) -> Any:
+        def fail(self: Any, end: Any) -> Any:
             raise MemoryError
 
         target = state(0)
         sync = fmapper.Sync(None, target, transport=Folder(path, 1, 2), timeout=60.0)
-        here.Round._make = fail  # type: ignore[method-assign]
+        here.Round._prepare = fail  # type: ignore[method-assign]
         with pytest.raises(MemoryError):
             sync()
         assert values_of(target) == {0.0}

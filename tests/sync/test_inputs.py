@@ -1,19 +1,19 @@
-"""The pieces of lazy arrays, against what reading them gives."""
+"""Which boxes of its inputs a lazy array needs, against what reading all of them gives."""
 
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmapper.checkpoints.boxes import Box, box_shape, box_slices
-from fmapper.checkpoints.lazy import LazyArray, Operation, concatenate, stack
-from fmapper.sync.copies import view_of
-from fmapper.sync.strided import Leaf, clip, clip_source, pieces_of, views
+from fmapper.checkpoints.boxes import Box, box_shape
+from fmapper.checkpoints.lazy import LazyArray, Operation, add, concatenate, stack
+from fmapper.sync.inputs import Input, Leaf, leaves_of, needs, overlap, with_inputs, with_steps
 
 
 class Builder:
@@ -33,11 +33,13 @@ class Builder:
     def build(self) -> LazyArray:
         array: LazyArray = self.leaf([self.integer(1, 6) for _ in range(self.integer(0, 3))])
         for _ in range(self.integer(0, 6)):
-            kind = self.integer(0, 5)
+            kind = self.integer(0, 6)
             if kind == 0:
                 array = stack([array, self.leaf([*array.shape])], self.integer(0, array.ndim))
             elif kind == 1:
                 array = array.reshape(self.shape(array.size))
+            elif kind == 6:
+                array = array.plus(self.integer(1, 3)).times(2)
             elif array.ndim and kind == 2:
                 array = array.transpose(self.draw(st.permutations(range(array.ndim))))
             elif array.ndim and kind == 3:
@@ -79,8 +81,8 @@ def with_values(array: LazyArray, values: dict[str, Any]) -> LazyArray:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_pieces_are_what_reading_gives(data: Any) -> None:
-    """Every element of a box is written once, whatever parts the source is in."""
+def test_what_a_box_needs_is_enough_and_no_more(data: Any) -> None:
+    """Whatever parts the source is in; no element is sent twice."""
     builder = Builder(data.draw)
     array = builder.build()
     values = {
@@ -89,19 +91,19 @@ def test_pieces_are_what_reading_gives(data: Any) -> None:
     }
     box = builder.box(array.shape)
     wanted = with_values(array, values).read(box)
-    found = np.full(wanted.shape, -1)
-    pieces = clip(pieces_of(array), array.shape, box)
-    for leaf in builder.leaves:
-        own = [piece for piece in pieces if piece.leaf is leaf]
+    made = with_inputs(array, {})
+    sent = 0
+    for leaf, inner in [*needs(made, box)]:
+        changed = with_steps(LazyArray.of(values[leaf.name]), leaf.steps)
         for part in parts(builder, leaf.shape):
-            local = values[leaf.name][(*box_slices(part), ...)]
-            local = np.asfortranarray(local) if builder.integer(0, 1) else local
-            for piece in clip_source(own, leaf.shape, part):
-                for froms, to in views(piece, box_shape(part), found.shape):
-                    target = view_of(found, to)
-                    assert (target == -1).all()
-                    target[...] = view_of(local, froms)
-    np.testing.assert_array_equal(found, wanted)
+            common = overlap(part, inner)
+            if common is not None:
+                sent += math.prod(box_shape(common))
+                leaf.parts[common] = changed.part(common)
+    assert sent == math.prod(box_shape(box))
+    np.testing.assert_array_equal(made.read(box), wanted)
+    out = np.zeros(wanted.shape[::-1], wanted.dtype).T
+    np.testing.assert_array_equal(made.read(box, out), wanted)
 
 
 def parts(builder: Builder, shape: tuple[int, ...]) -> list[Box]:
@@ -115,14 +117,24 @@ def parts(builder: Builder, shape: tuple[int, ...]) -> list[Box]:
     return [(*whole[:axis], half, *whole[axis + 1 :]) for half in halves if half[0] < half[1]]
 
 
-@pytest.mark.parametrize("count", [1, 64])
-def test_stacked_layers_are_one_piece_each(count: int) -> None:
-    leaves = [Leaf(str(n), (16, 8), np.dtype("float32")) for n in range(count)]
-    pieces = pieces_of(stack([leaf.transpose() for leaf in leaves]))
-    assert len(pieces) == count
+def test_equal_inputs_are_one() -> None:
+    leaf = Leaf("w", (4, 2), np.dtype("float32"))
+    inputs: dict[Hashable, Input] = {}
+    arrays = [with_inputs(x, inputs) for x in (leaf, leaf.transpose(), leaf.plus(1.0))]
+    assert arrays[0] is arrays[1].operands[0]  # type: ignore[attr-defined]
+    assert len(inputs) == 2
 
 
-def test_a_fused_projection_is_one_piece_per_part() -> None:
-    leaf = Leaf("qkv", (4 * 3 * 8, 32), np.dtype("float32"))
-    heads = leaf.reshape((4, 3, 8, 32)).transpose((1, 0, 2, 3)).reshape((3, 32, 32))
-    assert len(pieces_of(heads)) == 1
+def test_a_cast_is_done_before_elements_are_moved_and_added() -> None:
+    first, second = (Leaf(name, (4, 2), np.dtype("float32")) for name in "ab")
+    moved = stack([first.transpose(), second.transpose()]).astype("bfloat16")
+    assert {x.dtype.name for x in leaves_of(with_inputs(moved, {}))} == {"bfloat16"}
+    total = add([first, second]).astype("bfloat16")
+    assert {x.dtype.name for x in leaves_of(with_inputs(total, {}))} == {"float32"}
+
+
+def test_a_part_of_a_fused_projection_is_a_box_of_each() -> None:
+    leaf = Leaf("qkv", (3 * 4 * 8, 32), np.dtype("float32"))
+    heads = leaf.reshape((3, 4, 8, 32)).transpose((1, 0, 2, 3)).reshape((4, 24, 32))
+    boxes = [box for _, box in needs(with_inputs(heads, {}), ((1, 3), (0, 24), (0, 32)))]
+    assert sorted(boxes) == [((32 * n + 8, 32 * n + 24), (0, 32)) for n in range(3)]
