@@ -180,13 +180,3 @@ def _hold(array: Any, place: Place, transport: Transport | None) -> Held:
     elif transport is None or transport.framework != adapter.name:
         domain = ""  # its devices may be others of the same number
     return Held(place.shape, place.dtype, {rank: (*parts_of(array),)}, domain)
-
-
-def with_boxes(held: dict[str, Held], more: Mapping[str, Held]) -> None:
-    """Adds the boxes that another process has of arrays."""
-    for name, other in more.items():
-        mine = held.setdefault(name, other._replace(boxes={}))
-        if mine[:2] != other[:2]:
-            forms = (f"{x.dtype}{list(x.shape)}" for x in (mine, other))
-            raise SyncError("{} is {} in one process and {} in another".format(name, *forms))
-        mine.boxes.update(other.boxes)

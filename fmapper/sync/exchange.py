@@ -12,14 +12,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fmapper.checkpoints.boxes import box_shape
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import SyncError
-from fmapper.sync.ends import End, Held, Outline, with_boxes
+from fmapper.sync.ends import End, Held, Outline
 from fmapper.sync.memory import fill
 from fmapper.sync.planning import Transfer, packets
 from fmapper.sync.transports import Transport, default_transport
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fmapper.checkpoints.rules.rules import Rules
-    from fmapper.sync.here import Round
+    from fmapper.sync.here import Here
 
     Array = np.ndarray[Any, Any]
 
@@ -40,30 +39,22 @@ _SHORT = 5.0  # seconds that one that has failed waits for what others have deci
 _READY, _FAILED, _WRITTEN, _UNSURE = b"ready", b"failed ", b"written", b"unsure"
 
 
-class _Packet(NamedTuple):
-    """Transfers that are sent together, and where each begins."""
-
-    transfers: list[tuple[int, Transfer]]
-    nbytes: int
-
-
 class Exchanger:
     """The side of one process.
 
     Attributes:
-        rank: Its number.
-        size: How many processes there are.
+        transport: How bytes go to the others; None where there are none.
+        rank: The number of the process.
     """
 
     def __init__(self, transport: Transport | None, timeout: float) -> None:
         self.transport = transport or default_transport()
         self._timeout = timeout
         self.rank = 0 if self.transport is None else self.transport.rank
-        self.size = 1 if self.transport is None else self.transport.size
-        self._others = [rank for rank in range(self.size) if rank != self.rank]
-        self._to: dict[int, list[_Packet]] = {}
-        self._from: dict[int, list[_Packet]] = {}
-        self._last: dict[tuple[bool, int, int], Array] = {}  # the last packets with delta=True
+        size = 1 if self.transport is None else self.transport.size
+        self._others = [rank for rank in range(size) if rank != self.rank]
+        self._packets: dict[tuple[int, int], list[list[Transfer]]] = {}  # by sender and receiver
+        self._last: dict[tuple[int, int, int], Array] = {}  # the packets of a call with delta=True
         self._heard: dict[int, float] = {}
         self._broken = ""
 
@@ -84,8 +75,8 @@ class Exchanger:
             return *both, rules, target.layout
         ends = [end and [end.outlines, end.held, _as_text(end.layout)] for end in (source, target)]
         mine = json.dumps([*ends, _as_text(rules)]).encode()
-        said = {self.rank: mine} | self._say(mine)
-        written = [json.loads(bytes(self._check(rank, said[rank]))) for rank in sorted(said)]
+        said = sorted([(self.rank, mine), *self._say(mine).items()])
+        written = [json.loads(bytes(self._check(*each))) for each in said]
         texts = {ends[2] for ends in written} - {""}
         if len(texts) > 1:
             raise SyncError("processes have different rules. Pass the same rules= in all of them")
@@ -95,11 +86,17 @@ class Exchanger:
             named: dict[str, Outline] = {}
             held: dict[str, Held] = {}
             for outlines, parts, text in (ends[at] for ends in written if ends[at]):
-                named |= {
-                    name: Outline(tuple(shape), *more) for name, (shape, *more) in outlines.items()
-                }
-                with_boxes(held, {name: _read_held(*each) for name, each in parts.items()})
                 layout = text
+                named |= {n: Outline(tuple(shape), *x) for n, (shape, *x) in outlines.items()}
+                for name, (shape, dtype, boxes, domain) in parts.items():
+                    array = held.setdefault(name, Held(tuple(shape), dtype, {}, domain))
+                    if array[:2] != (tuple(shape), dtype):
+                        raise SyncError(
+                            f"{name} is {array.dtype}{[*array.shape]} in one process and "
+                            f"{dtype}{shape} in another"
+                        )
+                    for rank, each in boxes.items():
+                        array.boxes[int(rank)] = tuple(tuple(map(tuple, box)) for box in each)
             if not held:
                 raise SyncError(
                     f"no process has a {role} with arrays. Pass it in one of them, and None in the "
@@ -110,90 +107,74 @@ class Exchanger:
 
     def plan(self, transfers: Sequence[Transfer]) -> None:
         """Divides what goes to and comes from other processes into packets."""
-        for rank in self._others:
-            for packed, ends in ((self._to, (self.rank, rank)), (self._from, (rank, self.rank))):
-                packed[rank] = [*map(_packet, packets(t for t in transfers if t[:2] == ends))]
+        for other in self._others:
+            for ends in ((self.rank, other), (other, self.rank)):
+                self._packets[ends] = [*packets(t for t in transfers if t[:2] == ends)]
 
     # a call
 
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Tells the others when this process cannot begin, and raises when one of them cannot."""
-        if self._broken:
-            raise SyncError(f"an earlier call has failed: {self._broken}. Create another Sync")
-        try:
-            yield
-        except BaseException as error:
-            if self._others:
-                self._say(_FAILED + str(error).encode())
-            raise
-        with self._break_off():
-            replies = {r: self._check(r, reply) for r, reply in self._say(_READY).items()}
-        for rank, said in replies.items():
-            if said.startswith(_FAILED):
-                raise SyncError(
-                    f"rank {rank} cannot begin: {said[len(_FAILED) :].decode()}. Nothing has "
-                    "changed"
-                )
-
-    @contextmanager
-    def _break_off(self) -> Iterator[None]:
-        """Marks the exchange as broken on an error: the processes are out of step."""
-        try:
-            yield
-        except BaseException as error:
-            self._broken = str(error) or type(error).__name__
-            raise
-
-    def run(self, here: Round, *, delta: bool) -> tuple[int, int]:
+    def run(self, here: Here, begin: Callable[[], object], *, delta: bool) -> tuple[int, int]:
         """Sends and receives arrays; returns when all processes have theirs.
 
         Returns:
             The bytes that were sent, and those that came.
 
         Raises:
-            SyncError: A process has failed; nothing is to be written.
+            SyncError: A process cannot begin, or has failed; nothing is to be written.
         """
-        if not self._others:
-            here.finish()
-            return 0, 0
+        if self._broken:
+            raise SyncError(f"an earlier call has failed: {self._broken}. Create another Sync")
+        try:
+            begin()
+        except BaseException as error:
+            self._say(_FAILED + str(error).encode())
+            raise
+        self._broken = "it has not ended" if self._others else ""
+        replies = {rank: self._check(rank, said) for rank, said in self._say(_READY).items()}
+        for rank, said in replies.items():
+            if said.startswith(_FAILED):
+                self._broken = ""
+                text = said[len(_FAILED) :].decode()
+                raise SyncError(f"rank {rank} cannot begin: {text}. Nothing has changed")
         sent: list[int] = []
         received: list[int] = []
         problem: Exception | None = None
         try:
-            with self._break_off():
-                self._send_all(here, sent, received, delta=delta)
-                here.finish()
-                for rank, reply in self._say(_READY).items():
-                    self._check(rank, reply)
+            self._exchange(here, sent, received, delta=delta)
+            here.finish()
+            for rank, said in self._say(_READY).items():
+                self._check(rank, said)
         except Exception as error:  # the others are to know at once
             problem = error
-        said = self._say(_UNSURE if problem else _WRITTEN, patient=problem is None)
-        if problem is not None and not any(reply == _WRITTEN for reply in said.values()):
+        answers = self._say(_UNSURE if problem else _WRITTEN, patient=problem is None)
+        if problem is None:
+            self._broken = ""
+        elif self._others:
+            self._broken = str(problem) or type(problem).__name__
+        if problem is not None and _WRITTEN not in answers.values():
             raise problem
         return sum(sent), sum(received)
 
-    def _send_all(self, here: Round, sent: list[int], received: list[int], *, delta: bool) -> None:
+    def _exchange(self, here: Here, sent: list[int], received: list[int], *, delta: bool) -> None:
         def send(rank: int) -> None:
-            for number, packet in enumerate(self._to[rank]):
-                data = _pack(packet)
-                base = self._last.pop((True, rank, number), None)
+            for number, packet in enumerate(self._packets[self.rank, rank]):
+                data, key = _pack(packet), (self.rank, rank, number)
+                base = self._last.pop(key, None)
                 if delta:
-                    self._last[True, rank, number] = data
+                    self._last[key] = data
                     data = _as_delta(data, base)
                 self._send(data, rank)
                 sent.append(data.nbytes - _HEADER)
 
         def receive(rank: int) -> None:
-            for number, packet in enumerate(self._from[rank]):
-                data = self._receive(rank)
+            for number, packet in enumerate(self._packets[rank, self.rank]):
+                data, key = self._receive(rank), (rank, self.rank, number)
                 received.append(data.nbytes - _HEADER)
-                data = _whole(packet, data, self._last.pop((False, rank, number), None))
+                data = _whole(packet, data, self._last.pop(key, None))
                 if data[0] == _BASE:
-                    data = data if data.flags.writeable else data.copy()
-                    self._last[False, rank, number] = data
-                for start, transfer in packet.transfers:
-                    here.stage(transfer, _values(data, start, transfer))
+                    self._last[key] = data = data if data.flags.writeable else data.copy()
+                for transfer, values in _values(data, packet):
+                    here.stage(transfer, values)
 
         work = {rank: (partial(send, rank), partial(receive, rank)) for rank in self._others}
         for rank, result in self._all(work).items():
@@ -217,10 +198,13 @@ class Exchanger:
     def _say(self, data: bytes, *, patient: bool = True) -> dict[int, Any]:
         """Sends a message to all other processes; returns their replies, or errors."""
 
-        def talk(rank: int) -> tuple[Callable[[], object], Callable[[], object]]:
-            return lambda: self._send(data, rank), lambda: self._receive(rank).tobytes()
+        def hear(rank: int) -> bytes:
+            return self._receive(rank).tobytes()
 
-        return self._all({rank: [*talk(rank)] for rank in self._others}, patient=patient)
+        work = {
+            rank: (partial(self._send, data, rank), partial(hear, rank)) for rank in self._others
+        }
+        return self._all(work, patient=patient)
 
     def _all(
         self, work: Mapping[int, Sequence[Callable[[], object]]], *, patient: bool = True
@@ -271,36 +255,34 @@ class Exchanger:
         Raises:
             SyncError: It did not reply; names the process.
         """
-        if isinstance(result, SyncError) and f"rank {rank}" in str(result):
-            raise SyncError(f"{result}. The running model has its old weights")
         if isinstance(result, BaseException):
-            raise SyncError(
-                f"rank {rank} cannot be reached: {result}. The running model has its old weights"
-            ) from result
+            text = str(result)
+            if not isinstance(result, SyncError) or f"rank {rank}" not in text:
+                text = f"rank {rank} cannot be reached: {text}"
+            raise SyncError(f"{text}. The running model has its old weights") from result
         if result == _UNSURE:
             raise SyncError(f"rank {rank} lacks some arrays. The running model has its old weights")
         return result
 
 
-def _packet(transfers: Sequence[Transfer]) -> _Packet:
-    at, placed = 0, []
-    for transfer in transfers:
-        placed.append((_HEADER + at, transfer))
-        at += -(-transfer.nbytes // _ALIGNMENT) * _ALIGNMENT
-    return _Packet(placed, at)
+def _values(data: Array, packet: Sequence[Transfer]) -> Iterator[tuple[Transfer, Array]]:
+    """Yields the transfers of a packet with their places in its bytes."""
+    at = _HEADER
+    for transfer in packet:
+        values = data[at : at + transfer.nbytes].view(transfer.array.dtype)
+        yield transfer, values.reshape(box_shape(transfer.box))
+        at += _padded(transfer)
 
 
-def _values(data: Array, start: int, transfer: Transfer) -> Array:
-    """Returns the place of a transfer in a packet."""
-    part = data[start : start + transfer.nbytes]
-    return part.view(transfer.array.dtype).reshape(box_shape(transfer.box))
+def _padded(transfer: Transfer) -> int:
+    return -(-transfer.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _pack(packet: _Packet) -> Array:
+def _pack(packet: Sequence[Transfer]) -> Array:
     import numpy as np
 
-    data = np.zeros(_HEADER + packet.nbytes, np.uint8)
-    fill((t.array, t.box, _values(data, start, t)) for start, t in packet.transfers)
+    data = np.zeros(_HEADER + sum(map(_padded, packet)), np.uint8)
+    fill((transfer.array, transfer.box, values) for transfer, values in _values(data, packet))
     return data
 
 
@@ -318,7 +300,7 @@ def _as_delta(data: Array, base: Array | None) -> Array:
     return np.concatenate([header, encode(_bits(base), _bits(data)).read()])
 
 
-def _whole(packet: _Packet, data: Array, base: Array | None) -> Array:
+def _whole(packet: Sequence[Transfer], data: Array, base: Array | None) -> Array:
     """Returns the values of a packet that has come.
 
     Raises:
@@ -329,7 +311,7 @@ def _whole(packet: _Packet, data: Array, base: Array | None) -> Array:
     from fmapper.sync.delta import Changes
 
     is_delta = data.nbytes >= _HEADER and data[0] == _DELTA and base is not None
-    if not is_delta and data.nbytes != _HEADER + packet.nbytes:
+    if not is_delta and data.nbytes != _HEADER + sum(map(_padded, packet)):
         raise SyncError(
             "processes have planned different syncs. Create them with models of the same classes"
         )
@@ -354,10 +336,3 @@ def _from_text(text: str) -> Rules:
     from fmapper.checkpoints.rules.rules import Rules
 
     return Rules.from_toml(text + "\n") if text else Rules()
-
-
-def _read_held(shape: list[int], dtype: str, boxes: dict[str, Any], domain: str) -> Held:
-    read = {
-        int(rank): tuple(tuple(map(tuple, box)) for box in parts) for rank, parts in boxes.items()
-    }
-    return Held(tuple(shape), dtype, read, domain)

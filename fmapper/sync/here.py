@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+_CHECKED = 1 << 20  # bytes that are cast at a time to see whether they can be
+
 
 class _Target(NamedTuple):
     """An array of the target."""
@@ -35,7 +37,15 @@ class _Target(NamedTuple):
     in_place: bool  # it gets new values, and is not replaced
     writable: bool  # its memory can be written to from the host
     abstract: bool  # it has no memory
-    shared: str  # the array of the source that takes its place; empty if none does
+    shared: int | None  # the array of the source that takes its place
+
+    @classmethod
+    def of(cls, name: str, array: LazyArray, end: End, shared: int | None) -> _Target:
+        """Looks at an array of an end."""
+        number, (boxes,) = end.number(name), end.held[name].boxes.values()
+        place, parts = end.places[number], end.parts(number, end.arrays).values()
+        how = not place.adapter.frozen, all(map(is_writable, parts)), place.device.kind == "meta"
+        return cls(name, number, array, boxes, *how, shared)
 
     @property
     def is_copied(self) -> bool:
@@ -45,6 +55,9 @@ class _Target(NamedTuple):
 
 class Here:
     """What a process reads, computes, sends and writes.
+
+    Attributes:
+        nbytes: Bytes of the arrays of the target that are here.
 
     Args:
         source: The end that is read; None if it is in other processes.
@@ -65,39 +78,45 @@ class Here:
         *,
         share: bool,
     ) -> None:
-        self.source, self.target, self.slots = source, target, Slots()
-        self.targets: list[_Target] = []
-        self.computed: list[OnDevice] = []
-        self._sent = [transfer for transfer in sent if transfer.array.steps]
-        held = {} if target is None else target.held
-        here = {name: array for name, array in arrays.items() if name in held}
+        self._source, self._target, self._slots = source, target, Slots()
+        self._targets: list[_Target] = []
+        self._computed: list[OnDevice] = []
+        self._cast = [transfer for transfer in sent if transfer.array.steps]
+        inputs = {transfer.array: None for transfer in sent}
         if target is not None:
-            shared = _find_shared(source, target, here) if share and source is not None else {}
-            for name, array in here.items():
-                number, (boxes,) = target.number(name), held[name].boxes.values()
-                place = target.places[number]
-                is_in_place, is_abstract = not place.adapter.frozen, place.device.kind == "meta"
-                writable = all(map(is_writable, target.parts(number, target.arrays).values()))
-                how = is_in_place, writable, is_abstract, shared.get(name, "")
-                self.targets.append(_Target(name, number, array, boxes, *how))
+            for name in [name for name in arrays if name in target.held]:
+                shared = _shared(name, arrays[name], source, target) if share and source else None
+                self._targets.append(_Target.of(name, arrays[name], target, shared))
+                inputs |= dict.fromkeys(leaves_of(arrays[name]))
         if source is not None and target is not None:
             groups: dict[Hashable, dict[str, LazyArray]] = {}
             for name, array in computed.items():
-                if name in held:
+                if name in target.held:
                     adapter = target.places[target.number(name)].adapter
-                    groups.setdefault((adapter, held[name].domain), {})[name] = array
-            self.computed = [OnDevice(source, target, group) for group in groups.values()]
-        inputs = {leaf: None for array in here.values() for leaf in leaves_of(array)}
-        inputs |= {transfer.array: None for transfer in sent}
-        self.inputs = [*inputs]
-        read = {leaf.name: None for leaf in self.inputs if source and leaf.name in source.held}
-        self.read = [*read]
-        self.nbytes = sum(group.nbytes for group in self.computed)
-        for each in self.targets:
+                    groups.setdefault((adapter, target.held[name].domain), {})[name] = array
+            self._computed = [OnDevice(source, target, group) for group in groups.values()]
+        self._inputs = [*inputs]
+        self._read = {x.name: None for x in inputs if source is not None and x.name in source.held}
+        self.nbytes = sum(group.nbytes for group in self._computed)
+        for each in self._targets:
             elements = sum(math.prod(box_shape(box)) for box in each.boxes)
             self.nbytes += elements * each.array.dtype.itemsize
+        self.release()
 
-    def begin(self, tree: Any, *, is_written: bool) -> Round:
+    def release(self) -> None:
+        """Drops the references to the values of a call."""
+        for leaf in self._inputs:
+            leaf.parts = {}
+        self._arrays: list[Any] = []  # of the source
+        self._old: list[Any] = []  # those of the target
+        self._received: list[tuple[Transfer, Array]] = []
+        self._memory: dict[tuple[str, Box], Array] = {}
+        self._new: dict[int, Any] = {}
+        self._copies: list[tuple[LazyArray, Box, Array]] = []
+        self._changed: dict[Arrays, list[tuple[Any, Any]]] = {}
+        self._written: dict[Arrays, list[Any]] = {}
+
+    def begin(self, tree: Any, *, is_written: bool) -> None:
         """Reads both ends.
 
         Raises:
@@ -105,7 +124,7 @@ class Here:
                 or has some although it is not.
             LossyCastError: A value that is to be sent becomes infinite.
         """
-        for target in self.targets:
+        for target in self._targets:
             if is_written and target.abstract:
                 raise SyncError(f"{target.name}: the target has no memory there; use sync.parts()")
             if not is_written and target.in_place and not target.abstract:
@@ -113,46 +132,24 @@ class Here:
                     f"{target.name}: the target has memory, which a call writes to. Pass one "
                     "without, such as tensors on the device meta"
                 )
-        computed = [name for group in self.computed for name in group.names]
-        arrays, old = [], []
-        if self.source is not None:
-            leaves = {name for group in self.computed for name in group.leaves}
-            arrays = self.source.read([*self.read, *leaves], tree)
-            parts = {n: self.source.parts(self.source.number(n), arrays) for n in self.read}
+        self._is_written = is_written
+        if self._source is not None:
+            leaves = {name for group in self._computed for name in group.leaves}
+            self._arrays = self._source.read([*self._read, *leaves], tree)
+            parts = {
+                n: self._source.parts(self._source.number(n), self._arrays) for n in self._read
+            }
             hosts = iter(on_host([part for each in parts.values() for part in each.values()]))
             values = {n: {box: next(hosts) for box in each} for n, each in parts.items()}
-            for leaf in self.inputs:
+            for leaf in self._inputs:
                 held = values.get(leaf.name, {}).items()
                 leaf.parts = {box: with_steps(LazyArray.of(x), leaf.steps) for box, x in held}
-        if self.target is not None:
-            old = self.target.read([*(target.name for target in self.targets), *computed])
-        for transfer in self._sent:
+        if self._target is not None:
+            computed = [name for group in self._computed for name in group.names]
+            self._old = self._target.read([*(each.name for each in self._targets), *computed])
+        for transfer in self._cast:
             for _ in transfer.array.part(transfer.box).panels(_CHECKED):
                 pass
-        return Round(self, arrays, old, is_written=is_written)
-
-    def release(self) -> None:
-        """Drops the references to the values of a call."""
-        for leaf in self.inputs:
-            leaf.parts = {}
-
-
-_CHECKED = 1 << 20  # bytes that are cast at a time to see whether they can be
-
-
-class Round:
-    """One call of a sync in a process."""
-
-    def __init__(
-        self, here: Here, arrays: Sequence[Any], old: Sequence[Any], *, is_written: bool
-    ) -> None:
-        self._here, self._arrays, self._old, self._is_written = here, arrays, old, is_written
-        self._received: list[tuple[Transfer, Array]] = []
-        self._memory: dict[tuple[str, Box], Array] = {}
-        self._new: dict[int, Any] = {}
-        self._changed: dict[Arrays, list[tuple[Any, Any]]] = {}
-        self._written: dict[Arrays, list[Any]] = {}
-        self._copies: list[tuple[LazyArray, Box, Array]] = []
 
     def stage(self, transfer: Transfer, values: Array) -> None:
         """Adds values that have come from another process."""
@@ -164,30 +161,30 @@ class Round:
         Raises:
             LossyCastError: A value becomes infinite.
         """
-        here, reads = self._here, []
+        reads = []
         for transfer, values in self._received:
             transfer.array.parts[transfer.box] = LazyArray.of(values)
-        for target in here.targets:
-            if target.shared and here.source is not None:
-                self._new[target.number] = self._arrays[here.source.number(target.shared)]
+        for target in self._targets:
+            if target.shared is not None:
+                self._new[target.number] = self._arrays[target.shared]
             elif not (target.is_copied and self._is_written):
                 for box in target.boxes:
                     key, count = (target.name, box), 1 if target.in_place else 2
-                    slot = here.slots.get(key, box_shape(box), target.array.dtype, count)
+                    slot = self._slots.get(key, box_shape(box), target.array.dtype, count)
                     self._memory[key] = slot
                     reads.append((target.array, box, slot))
         fill(reads)
-        for group in here.computed:
+        for group in self._computed:
             self._new |= zip(group.numbers, group(self._arrays), strict=True)
-        if self._is_written and here.target is not None:
-            self._prepare(here.target)
+        if self._is_written and self._target is not None:
+            self._prepare(self._target)
 
     def _prepare(self, end: End) -> None:
         """Makes the new arrays, and collects what is written into the old ones."""
         taken: dict[tuple[Arrays, Any], list[tuple[_Target, Box]]] = {}
         written: list[tuple[Any, LazyArray, Box]] = []
-        for target in self._here.targets:
-            parts = {} if target.shared else end.parts(target.number, self._old)
+        for target in self._targets:
+            parts = {} if target.shared is not None else end.parts(target.number, self._old)
             for box, part in parts.items():
                 if target.is_copied:
                     written.append((part, target.array, box))
@@ -195,7 +192,8 @@ class Round:
                     values = self._memory[target.name, box]
                     written.append((part, LazyArray.of(values), full_box(values.shape)))
                 elif target.in_place:
-                    self._change(part, self._memory[target.name, box])
+                    pair = part, self._memory[target.name, box]
+                    self._changed.setdefault(owner_of(part), []).append(pair)
                 else:
                     adapter = owner_of(part)
                     taken.setdefault((adapter, adapter.device(part)), []).append((target, box))
@@ -212,25 +210,19 @@ class Round:
                 joined.setdefault(target.number, {})[box] = array
         for number, parts in joined.items():
             self._new[number] = _join(self._old[number], parts)
-        for group in self._here.computed:
-            for number in group.numbers:
-                array = self._old[number]
-                if not owner_of(array).frozen:
-                    self._change(array, self._new.pop(number))
-                    self._written.setdefault(owner_of(array), []).append(array)
-
-    def _change(self, array: Any, values: Any) -> None:
-        self._changed.setdefault(owner_of(array), []).append((array, values))
+        for number in [number for group in self._computed for number in group.numbers]:
+            array = self._old[number]
+            if not owner_of(array).frozen:
+                pair = array, self._new.pop(number)
+                self._changed.setdefault(owner_of(array), []).append(pair)
+                self._written.setdefault(owner_of(array), []).append(array)
 
     def commit(self) -> Any:
         """Writes everything into the target, and returns it."""
         from fmapper.moves.inplace import without_interrupt
 
-        target = self._here.target
-        if target is None:
-            return None
         without_interrupt(self._write)
-        return target.tree
+        return self._target and self._target.tree
 
     def _write(self) -> None:
         fill(self._copies)
@@ -240,18 +232,18 @@ class Round:
                 adapter.wait(device, None)  # the values may be memory of another framework
         for adapter, arrays in self._written.items():
             adapter.note_writes(arrays)
-        assert self._here.target is not None
-        self._here.target.write(self._new)
+        if self._target is not None:
+            self._target.write(self._new)
 
     def parts(self) -> Iterator[tuple[str, Box, Array]]:
         """Yields the parts of the target with their values, in memory of the sync."""
-        for (name, box), array in self._memory.items():
-            yield name, box, array
-        for group in self._here.computed:
+        values = [(*key, array) for key, array in self._memory.items()]
+        for group in self._computed:
             for name, number in zip(group.names, group.numbers, strict=True):
                 held = parts_of(self._new[number])
-                for box, values in zip(held, on_host([*held.values()]), strict=True):
-                    yield name, box, values
+                hosts = on_host([*held.values()])
+                values += [(name, box, x) for box, x in zip(held, hosts, strict=True)]
+        return iter(values)
 
 
 def _join(old: Any, parts: Mapping[Box, Any]) -> Any:
@@ -265,24 +257,20 @@ def _join(old: Any, parts: Mapping[Box, Any]) -> Any:
     return owner_of(old).like(adapter.join(owner_of(old).shape(old), *layout, parts), old)
 
 
-def _find_shared(source: End, target: End, arrays: Mapping[str, LazyArray]) -> dict[str, str]:
-    """Returns the arrays of the target that are one of the source as it is.
+def _shared(name: str, array: LazyArray, source: End, target: End) -> int | None:
+    """Returns the number of the array of the source that an array of the target may be.
 
     Raises:
-        SyncError: An array of the source can be written to, which would change both.
+        SyncError: It can be written to, which would change both.
     """
-    shared: dict[str, str] = {}
-    for name, array in arrays.items():
-        if not isinstance(array, Input) or array.steps:
-            continue
-        if source.held.get(array.name, ((), "", {}))[2] != target.held[name].boxes:
-            continue
-        place = source.places[source.number(array.name)]
-        if not place.adapter.frozen:
-            raise SyncError(
-                f"{array.name}: share=True, but this array can be written to, which would change "
-                "the running model at any time. Leave out share=True"
-            )
-        if place == target.places[target.number(name)]:
-            shared[name] = array.name
-    return shared
+    if not isinstance(array, Input) or array.steps or array.name not in source.held:
+        return None
+    if source.held[array.name].boxes != target.held[name].boxes:
+        return None
+    number = source.number(array.name)
+    if not source.places[number].adapter.frozen:
+        raise SyncError(
+            f"{array.name}: share=True, but this array can be written to, which would change the "
+            "running model at any time. Leave out share=True"
+        )
+    return number if source.places[number] == target.places[target.number(name)] else None

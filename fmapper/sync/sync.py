@@ -12,14 +12,14 @@ from fmapper.progress import step
 from fmapper.render import readable_bytes
 from fmapper.sync.ends import End
 from fmapper.sync.exchange import Exchanger
-from fmapper.sync.here import Here, Round
+from fmapper.sync.here import Here
 from fmapper.sync.inputs import Input, with_inputs
 from fmapper.sync.pairing import rules_between
 from fmapper.sync.planning import SyncPlan, match_arrays, summarise, transfers
 from fmapper.tracebacks import short_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     import numpy as np
 
@@ -166,7 +166,7 @@ class Sync(Generic[T]):
                 has failed; the target is as it was.
             LossyCastError: A finite value becomes infinite in the dtype of the target.
         """
-        target: T = self._run(source, Round.commit, delta=delta)
+        target: T = self._run(source, delta=delta)
         return target
 
     @short_traceback
@@ -195,20 +195,20 @@ class Sync(Generic[T]):
             weight ((0, 2), (0, 3)) float32
             bias ((0, 2),) float32
         """
-        values: Iterator[tuple[str, Box, np.ndarray[Any, Any]]] = self._run(source, Round.parts)
+        values: Iterator[tuple[str, Box, np.ndarray[Any, Any]]]
+        values = self._run(source, is_written=False)
         return values
 
-    def _run(self, source: Any, end: Callable[[Round], Any], *, delta: bool = False) -> Any:
-        began = time.perf_counter()
+    def _run(self, source: Any, *, is_written: bool = True, delta: bool = False) -> Any:
+        here, began = self._here, time.perf_counter()
         with self._lock:
             try:
-                with self._exchange.guard():
-                    here = self._here.begin(source, is_written=end is Round.commit)
-                moved = self._exchange.run(here, delta=delta)
-                result = end(here)
+                begin = partial(here.begin, source, is_written=is_written)
+                moved = self._exchange.run(here, begin, delta=delta)
+                result = here.commit() if is_written else here.parts()
             finally:
-                self._here.release()
-            self.stats = SyncStats(time.perf_counter() - began, self._here.nbytes, *moved)
+                here.release()
+            self.stats = SyncStats(time.perf_counter() - began, here.nbytes, *moved)
         return result
 
     def __repr__(self) -> str:

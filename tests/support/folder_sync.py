@@ -195,7 +195,7 @@ def check_a_process_without_memory_is_named_at_once() -> None:
 
         target = state(0)
         sync = fmapper.Sync(None, target, transport=Folder(path, 1, 2), timeout=60.0)
-        here.Round._prepare = fail  # type: ignore[method-assign]
+        here.Here._prepare = fail  # type: ignore[method-assign]
         with pytest.raises(MemoryError):
             sync()
         assert values_of(target) == {0.0}
