@@ -1,7 +1,7 @@
 """`save_delta` and `apply_delta`: what has changed between two states, in a safetensors file.
 
 Each changed array has its code there under its name, as uint8. The metadata has, under
-`fmapper.delta`, dtype, shape and digest of all arrays of the base and of the result.
+`fmapper.delta`, dtype and shape of all arrays, and their digests in the base and in the result.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def save_delta(path: str | os.PathLike[str], base: Any, new: Any) -> None:
                 if pair not in codes:
                     codes[pair] = encode(bits_of(a[name]), bits_of(b[name]))
                 named[name] = codes[pair]
-        text = json.dumps({"version": 1, "base": before, "result": after})
+        table = {name: (*row, after[name].digest) for name, row in before.items()}
+        text = json.dumps({"version": 1, "arrays": table})
         values, objects = now.contents.values, now.contents.objects
         contents = Contents(*merge_ties(named), values, {_KEY: text}, objects=objects)
         check_contents(contents)
@@ -140,8 +141,6 @@ def apply_delta(base: Any, *paths: str | os.PathLike[str]) -> Any:
 
 
 class _Outline(NamedTuple):
-    """The form and the bits of an array, by a digest."""
-
     dtype: str
     shape: tuple[int, ...]
     digest: str
@@ -160,7 +159,6 @@ def _outlines(arrays: Mapping[str, LazyArray], *, digests: bool = True) -> dict[
 
 
 def _differences(wanted: Mapping[str, _Outline], given: Mapping[str, _Outline]) -> Iterator[str]:
-    """Yields a line for each array in which two states differ."""
     for name in [*wanted, *(name for name in given if name not in wanted)]:
         here, there = wanted.get(name), given.get(name)
         if here is None or there is None:
@@ -271,24 +269,21 @@ class _Delta(NamedTuple):
             about = read_json(contents.metadata[_KEY])
             if type(about) is not dict or about.get("version") != 1:
                 raise Misfit("is a delta of another version of fmapper")
-            base, result = (_outlines_in(about.get(end)) for end in ("base", "result"))
-            changed = {name for name in base if base[name] != result.get(name)}
-            if base.keys() != result.keys() or codes.keys() != changed:
+            table = about.get("arrays")
+            for row in table.values() if type(table) is dict else [None]:
+                if type(row) is not list or [*map(type, row)] != [str, list, str, str]:
+                    raise Misfit("is damaged: it lacks the table of its arrays")
+                if not all(type(size) is int and size >= 0 for size in row[1]):
+                    raise Misfit("is damaged: the table has other things than sizes in shapes")
+            if codes.keys() != {name for name, row in table.items() if row[2] != row[3]}:
                 raise Misfit("is damaged: it lacks the codes of arrays, or has too many")
             for name, code in codes.items():
                 if (code.dtype.name, code.ndim) != ("uint8", 1):
                     raise Misfit(f"is damaged: {show(name)} is not a code")
         except Misfit as error:
             raise CheckpointError(f"{place}: {error}") from None
+        base, result = (
+            {name: _Outline(row[0], (*row[1],), row[at]) for name, row in table.items()}
+            for at in (2, 3)
+        )
         return cls(place, contents, base, result, codes)
-
-
-def _outlines_in(table: Any) -> dict[str, _Outline]:
-    """Reads a table of arrays: for each name dtype, shape and digest."""
-    if type(table) is not dict:
-        raise Misfit("is damaged: it lacks the table of its arrays")
-    for row in table.values():
-        is_row = type(row) is list and [type(item) for item in row] == [str, list, str]
-        if not is_row or not all(type(size) is int and size >= 0 for size in row[1]):
-            raise Misfit("is damaged: it lacks the table of its arrays")
-    return {n: _Outline(dtype, tuple(shape), given) for n, (dtype, shape, given) in table.items()}

@@ -121,7 +121,7 @@ class End:
     def forget(self) -> None:
         """Drops the references to the arrays of the planning."""
         self.entries, self.arrays = {}, []
-        self._reader.forget()
+        self._reader.first = []
 
     def read(self, names: Iterable[str], tree: Any = None) -> list[Any]:
         """Returns the current arrays of the tree, or of another tree of the same structure.
@@ -151,8 +151,9 @@ class End:
             return ""
         return f"it is {place.dtype}{[*place.shape]} on {place.device} now"
 
-    def parts(self, number: int, arrays: Sequence[Any]) -> Mapping[Box, Any]:
+    def parts(self, name: str, arrays: Sequence[Any]) -> Mapping[Box, Any]:
         """Returns the parts of an array in this process, given the current arrays."""
+        number = self.number(name)
         if self.places[number].layout is None:
             return {self._wholes[number]: arrays[number]}
         return parts_of(arrays[number])

@@ -28,8 +28,6 @@ _CHECKED = 1 << 20  # bytes that are cast at a time to see whether they can be
 
 
 class _Target(NamedTuple):
-    """An array of the target."""
-
     name: str
     number: int  # in the end
     array: LazyArray  # what it is made of
@@ -43,7 +41,7 @@ class _Target(NamedTuple):
     def of(cls, name: str, array: LazyArray, end: End, shared: int | None) -> _Target:
         """Looks at an array of an end."""
         number, (boxes,) = end.number(name), end.held[name].boxes.values()
-        place, parts = end.places[number], end.parts(number, end.arrays).values()
+        place, parts = end.places[number], end.parts(name, end.arrays).values()
         how = not place.adapter.frozen, all(map(is_writable, parts)), place.device.kind == "meta"
         return cls(name, number, array, boxes, *how, shared)
 
@@ -136,9 +134,7 @@ class Here:
         if self._source is not None:
             leaves = {name for group in self._computed for name in group.leaves}
             self._arrays = self._source.read([*self._read, *leaves], tree)
-            parts = {
-                n: self._source.parts(self._source.number(n), self._arrays) for n in self._read
-            }
+            parts = {n: self._source.parts(n, self._arrays) for n in self._read}
             hosts = iter(on_host([part for each in parts.values() for part in each.values()]))
             values = {n: {box: next(hosts) for box in each} for n, each in parts.items()}
             for leaf in self._inputs:
@@ -184,7 +180,7 @@ class Here:
         taken: dict[tuple[Arrays, Any], list[tuple[_Target, Box]]] = {}
         written: list[tuple[Any, LazyArray, Box]] = []
         for target in self._targets:
-            parts = {} if target.shared is not None else end.parts(target.number, self._old)
+            parts = {} if target.shared is not None else end.parts(target.name, self._old)
             for box, part in parts.items():
                 if target.is_copied:
                     written.append((part, target.array, box))

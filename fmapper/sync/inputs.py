@@ -128,13 +128,16 @@ def with_inputs(
     return with_steps(array, steps)
 
 
+def nodes_of(array: LazyArray) -> Iterator[LazyArray]:
+    """Yields an array and all that it is made of."""
+    yield array
+    for operand in array.operands if isinstance(array, Operation) else ():
+        yield from nodes_of(operand)
+
+
 def leaves_of(array: LazyArray) -> Iterator[Any]:
     """Yields the leaves, or inputs, that an array is made of."""
-    if isinstance(array, Leaf | Input):
-        yield array
-    elif isinstance(array, Operation):
-        for operand in array.operands:
-            yield from leaves_of(operand)
+    return (each for each in nodes_of(array) if isinstance(each, Leaf | Input))
 
 
 def needs(array: LazyArray, box: Box) -> Iterator[tuple[Input, Box]]:

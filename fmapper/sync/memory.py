@@ -82,11 +82,7 @@ class Slots:
     def get(self, key: Any, shape: tuple[int, ...], dtype: Any, count: int = 2) -> Array:
         """Returns uninitialised memory that nobody else holds, aligned for all frameworks.
 
-        Args:
-            key: What it is for.
-            shape: The shape of the array.
-            dtype: Its dtype.
-            count: How many to keep: two where the old values are in use until the new are there.
+        Of its `count` slots one may be in use, with the old values, until the new are there.
         """
         if key not in self._slots:
             self._slots[key] = [_Slot(shape, dtype) for _ in range(count)]
@@ -111,7 +107,6 @@ class _Slot:
         return sys.getrefcount(self._memory) + sys.getrefcount(self.array)
 
     def is_free(self) -> bool:
-        """Returns whether nobody else holds the memory."""
         return self._count() <= self._references
 
 

@@ -20,17 +20,16 @@ from fmapper.checkpoints.lazy_operations import (
     Concatenate,
     Offset,
     Part,
-    Reshape,
     Scale,
     Sum,
     Transpose,
 )
 from fmapper.errors import LossyCastError
 from fmapper.sync.ends import End, Held
-from fmapper.sync.inputs import Leaf, leaves_of
+from fmapper.sync.inputs import MOVES, Leaf, leaves_of, nodes_of
 
 _CASTS = {"bfloat16", "float16", "float32", "float64"}  # in which all frameworks round alike
-_MOVES = (Concatenate, Offset, Part, Reshape, Scale, Sum, Transpose)
+_MOVES = (*MOVES, Offset, Scale, Sum)
 
 
 def lies_together(
@@ -43,15 +42,13 @@ def lies_together(
     if share and isinstance(array, Leaf):
         return False
     domains = {source[leaf.name].domain for leaf in leaves_of(array)}
-    return domains == {target.domain} != {""} and _is_known(array)
+    return domains == {target.domain} != {""} and all(map(_is_known, nodes_of(array)))
 
 
 def _is_known(array: LazyArray) -> bool:
-    if isinstance(array, Leaf):
-        return True
-    if isinstance(array, Cast) and not {array.dtype.name, array.operands[0].dtype.name} <= _CASTS:
-        return False
-    return isinstance(array, (*_MOVES, Cast)) and all(map(_is_known, array.operands))
+    if isinstance(array, Cast):
+        return {array.dtype.name, array.operands[0].dtype.name} <= _CASTS
+    return isinstance(array, (*_MOVES, Leaf))
 
 
 class OnDevice:
@@ -118,27 +115,23 @@ class OnDevice:
         """Returns the new arrays, and one array of flags: whether the values of each cast fit."""
         by_name = dict(zip(self.leaves, leaves, strict=True))
         values: list[Any] = []
-        survived: dict[str, Any] = {}
+        flags: list[Any] = []
+        self._cast = []
         for name, array in zip(self.names, self._arrays, strict=True):
-            checks: list[Any] = []
-            values.append(_evaluate(array, by_name, checks))
-            if checks:
-                survived[name] = checks[0]
-        self._cast = [*survived]
-        flags = [*survived.values()]
+            values.append(_evaluate(array, by_name, flags))
+            self._cast += [name] * (len(flags) - len(self._cast))
         return values, [array_namespace(flags[0]).stack(flags)] if flags else []
 
 
-def _evaluate(array: LazyArray, leaves: Mapping[str, Any], checks: list[Any]) -> Any:
+def _evaluate(array: LazyArray, leaves: Mapping[str, Any], flags: list[Any]) -> Any:
     if isinstance(array, Leaf):
         return leaves[array.name]
     assert isinstance(array, (*_MOVES, Cast))
-    x, *others = (_evaluate(operand, leaves, checks) for operand in array.operands)
+    x, *others = (_evaluate(operand, leaves, flags) for operand in array.operands)
     xp = array_namespace(x)
     if isinstance(array, Cast):
         new = xp.astype(x, getattr(xp, array.dtype.name))
-        survived = xp.all(xp.isfinite(new) | ~xp.isfinite(x))
-        checks[:] = [survived & check for check in checks] or [survived]
+        flags.append(xp.all(xp.isfinite(new) | ~xp.isfinite(x)))
         return new
     if isinstance(array, Transpose):
         return xp.permute_dims(x, array.axes)

@@ -82,11 +82,8 @@ def _are_related(source: Any, target: Any) -> bool:
     first, second = (x[0] if isinstance(x, tuple) else x for x in (source, target))
     if isinstance(first, type(second)) or isinstance(second, type(first)):  # FSDP makes subclasses
         return True
-    return _is_converted(source) or _is_converted(target)
-
-
-def _is_converted(model: Any) -> bool:
-    return any(adapter.program_of(model) is not None for adapter in adapters(Models))
+    made = (adapter.program_of(x) for adapter in adapters(Models) for x in (source, target))
+    return any(program is not None for program in made)
 
 
 def _have_same_names(a: End, b: End) -> bool:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fmapper.backends.dtypes import is_inexact
 from fmapper.checkpoints.boxes import Box, box_shape, full_box, parts_of_box
-from fmapper.checkpoints.lazy import LazyArray, Operation
+from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.lazy_operations import Cast, Reshape
 from fmapper.errors import CheckpointError, SyncError
 from fmapper.files.dtypes import numpy_dtype
 from fmapper.render import columns, readable_bytes
-from fmapper.sync.inputs import MOVES, Input, Leaf, leaves_of, needs, overlap
+from fmapper.sync.inputs import MOVES, Input, Leaf, leaves_of, needs, nodes_of, overlap
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
@@ -164,16 +164,15 @@ def match_arrays(
 def _problem(array: LazyArray, target: Outline) -> str:
     if tuple(array.shape) != target.shape:
         return f"shape {tuple(array.shape)} from the source, {target.shape} in the target"
-    if array.dtype == numpy_dtype(target.dtype):
-        return ""
     given, wanted = array.dtype.name, target.dtype
+    if array.dtype == numpy_dtype(wanted):
+        return ""
     if given.startswith(_INTEGERS) and wanted.startswith(_INTEGERS):
         return ""  # if the values fit, which each call checks
-    if not (is_inexact(given) and is_inexact(wanted)):
-        return f"dtype {given} from the source, {wanted} in the target"
-    if given.startswith("complex") and not wanted.startswith("complex"):
-        return f"dtype {given} from the source, {wanted} in the target"
-    return ""
+    is_real = given.startswith("complex") and not wanted.startswith("complex")
+    if is_inexact(given) and is_inexact(wanted) and not is_real:
+        return ""
+    return f"dtype {given} from the source, {wanted} in the target"
 
 
 def transfers(
@@ -197,7 +196,6 @@ def transfers(
     seen: set[tuple[Input, int, Box]] = set()
 
     def give(array: Input, box: Box, receiver: int, turn: int) -> Iterator[Transfer]:
-        """Yields the transfers of a box: from one process for each part, where it is not here."""
         missing = size = math.prod(box_shape(box))
         for part, ranks in owners[array.name].items():
             common = overlap(part, box)
@@ -274,14 +272,7 @@ def summarise(
 
 
 def _layout(array: LazyArray) -> str:
-    kinds = {*_operations(array)}
-    is_computed = not kinds <= {Cast, *MOVES}
+    kinds = {*map(type, nodes_of(array))}
+    is_computed = not kinds <= {Leaf, Cast, *MOVES}
     words = {"moved": kinds & {*MOVES} - {Reshape}, "cast": Cast in kinds, "computed": is_computed}
     return ", ".join(word for word, is_so in words.items() if is_so) or "same"
-
-
-def _operations(array: LazyArray) -> Iterator[type[LazyArray]]:
-    if isinstance(array, Operation):
-        yield type(array)
-        for operand in array.operands:
-            yield from _operations(operand)

@@ -54,10 +54,6 @@ class Reader:
                 self._nodes[above].arrays.append((key, numbers[id(value)]))
         self._count = len(self.first)
 
-    def forget(self) -> None:
-        """Drops the references to the first arrays."""
-        self.first = []
-
     def read(self, tree: Any) -> list[Any]:
         """Returns the arrays of the tree, or of another one of the same structure.
 
@@ -73,26 +69,19 @@ class Reader:
         for node in self._nodes:
             value = tree if node.parent < 0 else children[node.parent].get(node.key)
             if type(value) is not node.cls:
-                raise SyncError(
-                    f"{format_link(node.link)} was a {node.cls.__name__} when the sync was "
-                    f"planned, and is a {type(value).__name__} now. Create another Sync"
-                )
+                now = f"is a {type(value).__name__}"
+                raise _changed(node.link, f"was a {node.cls.__name__}", now)
             inner = node.kind.children(value)
             if len(inner) != node.size:
-                raise SyncError(
-                    f"{format_link(node.link)} had {node.size} children when the sync was "
-                    f"planned, and has {len(inner)} now. Create another Sync"
-                )
+                was, now = f"had {node.size} children", f"has {len(inner)}"
+                raise _changed(node.link, was, now)
             nodes.append(value)
             children.append(inner)
             for key, number in node.arrays:
                 array = inner.get(key)
                 if arrays[number] is not None and arrays[number] is not array:
-                    raise SyncError(
-                        f"{format_link((node.link, key))} was tied to another array when the sync "
-                        "was planned, and is one of its own now. Create another Sync, before which "
-                        "arrays that are not tied must be different objects"
-                    )
+                    was, now = "was tied to another array", "is one of its own"
+                    raise _changed((node.link, key), was, now)
                 arrays[number] = array
         return arrays, nodes, children
 
@@ -123,3 +112,8 @@ class Reader:
             return tree
         renewed = {id(arrays[at]): array for at, array in new.items()}
         return fmap(lambda leaf: renewed.get(id(leaf), leaf), tree)
+
+
+def _changed(link: Link, was: str, now: str) -> SyncError:
+    text = f"{format_link(link)} {was} when the sync was planned, and {now} now"
+    return SyncError(f"{text}. Create another Sync")

@@ -114,26 +114,15 @@ class Folder(Transport):
             pause = min(2 * pause, _LONGEST)
 
     def _is_alive(self, rank: int) -> bool:
-        """Returns whether a process runs; True for one that has not begun."""
         try:
             process = int((self._path / f"process-{rank}").read_text())
-        except (FileNotFoundError, ValueError):
-            return True
-        try:
             os.kill(process, 0)
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
         except ProcessLookupError:
             return False
-        except PermissionError:
+        except (OSError, ValueError):  # it has not begun, is another user's, or this is not Linux
             return True
-        return not _is_zombie(process)
-
-
-def _is_zombie(process: int) -> bool:
-    """Returns whether a process is a zombie."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:  # on systems other than Linux
-        return False
+        return state != "Z"  # a zombie
 
 
 def default_transport() -> Transport | None:
