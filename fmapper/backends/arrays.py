@@ -406,13 +406,6 @@ class Arrays(Framework):
         """
         raise TypeError(f"arrays of {self.name} cannot be written to")
 
-    def place(self, array: Any) -> Hashable:
-        """Returns a key that changes once a view of an array no longer shows its values.
-
-        None if a view may become invalid without such a change.
-        """
-        return None
-
     def note_writes(self, arrays: Sequence[Any]) -> None:
         """Tells the framework that the memory of arrays was written to from outside."""
 

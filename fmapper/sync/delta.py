@@ -42,11 +42,7 @@ def digest(bits: LazyArray) -> str:
 
 
 def encode(base: LazyArray, new: LazyArray) -> LazyArray:
-    """Encodes the difference between the bits of two arrays, as uint8.
-
-    Args:
-        base: Bits, as `bits_of` gives them.
-        new: Others, as many.
+    """Encodes the difference between the bits of two arrays, from `bits_of`, as uint8.
 
     Examples:
         >>> import numpy as np
@@ -85,11 +81,6 @@ def _in_threads(work: Callable[[Callable[[LazyArray], Array]], T], bits: LazyArr
 
 class Changes:
     """A decoded difference, checked against the size of the array.
-
-    Args:
-        code: The code.
-        size: The elements of the array.
-        dtype: That of its bits.
 
     Raises:
         CheckpointError: The code is damaged, or of another array.

@@ -255,11 +255,6 @@ class _Delta(NamedTuple):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> _Delta:
-        """Reads all but the codes.
-
-        Raises:
-            CheckpointError: The file is damaged, or not a delta.
-        """
         place = place_of(path)
         contents = contents_of_tree(read_checkpoint(place, Safetensors.name))
         codes = _by_name(contents)
@@ -269,12 +264,12 @@ class _Delta(NamedTuple):
             about = read_json(contents.metadata[_KEY])
             if type(about) is not dict or about.get("version") != 1:
                 raise Misfit("is a delta of another version of fmapper")
-            table = about.get("arrays")
-            for row in table.values() if type(table) is dict else [None]:
-                if type(row) is not list or [*map(type, row)] != [str, list, str, str]:
+            table: Any = about.get("arrays")
+            rows: Any = table.values() if type(table) is dict else [None]
+            for row in rows:
+                is_row = type(row) is list and [*map(type, row)] == [str, list, str, str]
+                if not is_row or not all(type(size) is int and size >= 0 for size in row[1]):
                     raise Misfit("is damaged: it lacks the table of its arrays")
-                if not all(type(size) is int and size >= 0 for size in row[1]):
-                    raise Misfit("is damaged: the table has other things than sizes in shapes")
             if codes.keys() != {name for name, row in table.items() if row[2] != row[3]}:
                 raise Misfit("is damaged: it lacks the codes of arrays, or has too many")
             for name, code in codes.items():

@@ -112,9 +112,7 @@ class End:
                     "that it cannot be kept in step. Pass fmapper.state of the model"
                 )
         self._numbers = {name: numbers[id(array)] for name, array in live.items()}
-        first: dict[int, str] = {}
-        for name, number in self._numbers.items():
-            first.setdefault(number, name)
+        first = {number: name for name, number in reversed(self._numbers.items())}
         held = ((name, self.arrays[n], self.places[n]) for n, name in first.items())
         self.held = {name: _hold(array, place, transport) for name, array, place in held}
 

@@ -211,9 +211,8 @@ class Exchanger:
     ) -> dict[int, Any]:
         """Runs functions for each other process, concurrently.
 
-        Returns:
-            For each what the last function gives, or an error: that of the first that failed, or
-            that there was no answer in time.
+        Returns what the last function of each gives, or an error: that of the first that failed,
+        or that there was no answer in time.
         """
         results: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()
 
@@ -250,11 +249,7 @@ class Exchanger:
         return replies
 
     def _check(self, rank: int, result: Any) -> Any:
-        """Returns the reply of a process.
-
-        Raises:
-            SyncError: It did not reply; names the process.
-        """
+        """Returns the reply of a process, unless it is an error."""
         if isinstance(result, BaseException):
             text = str(result)
             if not isinstance(result, SyncError) or f"rank {rank}" not in text:
@@ -310,16 +305,15 @@ def _whole(packet: Sequence[Transfer], data: Array, base: Array | None) -> Array
 
     from fmapper.sync.delta import Changes
 
-    is_delta = data.nbytes >= _HEADER and data[0] == _DELTA and base is not None
-    if not is_delta and data.nbytes != _HEADER + sum(map(_padded, packet)):
+    if data.nbytes >= _HEADER and data[0] == _DELTA and base is not None:
+        bits = base[_HEADER:].view(np.uint16)
+        Changes(LazyArray.of(data[_HEADER:]), bits.size, bits.dtype).apply(bits)
+        return base
+    if data.nbytes != _HEADER + sum(map(_padded, packet)):
         raise SyncError(
             "processes have planned different syncs. Create them with models of the same classes"
         )
-    if not is_delta or base is None:
-        return data
-    bits = base[_HEADER:].view(np.uint16)
-    Changes(LazyArray.of(data[_HEADER:]), bits.size, bits.dtype).apply(bits)
-    return base
+    return data
 
 
 def _bits(data: Array) -> LazyArray:

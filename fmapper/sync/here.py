@@ -39,7 +39,6 @@ class _Target(NamedTuple):
 
     @classmethod
     def of(cls, name: str, array: LazyArray, end: End, shared: int | None) -> _Target:
-        """Looks at an array of an end."""
         number, (boxes,) = end.number(name), end.held[name].boxes.values()
         place, parts = end.places[number], end.parts(name, end.arrays).values()
         how = not place.adapter.frozen, all(map(is_writable, parts)), place.device.kind == "meta"
@@ -58,12 +57,10 @@ class Here:
         nbytes: Bytes of the arrays of the target that are here.
 
     Args:
-        source: The end that is read; None if it is in other processes.
-        target: The end that is written; None if it is in other processes.
+        source: The end that is read; None if it is in other processes, like the target.
         arrays: The arrays of the target by name, made of inputs.
         computed: Those that are computed where they and their sources lie, made of leaves.
         sent: What goes to other processes.
-        share: Let arrays be those of the source where these are right as they are.
     """
 
     def __init__(
@@ -205,7 +202,11 @@ class Here:
             for (target, box), array in zip(places, new, strict=True):
                 joined.setdefault(target.number, {})[box] = array
         for number, parts in joined.items():
-            self._new[number] = _join(self._old[number], parts)
+            place, (new, *_) = end.places[number], parts.values()
+            if isinstance(place.adapter, Meshes) and place.layout is not None:
+                mesh, spec = place.layout
+                new = place.adapter.join(place.shape, mesh, spec, parts)
+            self._new[number] = owner_of(new).like(new, self._old[number])
         for number in [number for group in self._computed for number in group.numbers]:
             array = self._old[number]
             if not owner_of(array).frozen:
@@ -242,23 +243,8 @@ class Here:
         return iter(values)
 
 
-def _join(old: Any, parts: Mapping[Box, Any]) -> Any:
-    """Joins parts into an array with the layout of an old one."""
-    adapter = owner_of(old)
-    layout = adapter.layout(old) if isinstance(adapter, Meshes) else None
-    if layout is None:
-        (new,) = parts.values()
-        return adapter.like(new, old)
-    assert isinstance(adapter, Meshes)
-    return owner_of(old).like(adapter.join(owner_of(old).shape(old), *layout, parts), old)
-
-
 def _shared(name: str, array: LazyArray, source: End, target: End) -> int | None:
-    """Returns the number of the array of the source that an array of the target may be.
-
-    Raises:
-        SyncError: It can be written to, which would change both.
-    """
+    """Returns the number of the array of the source that an array of the target may be."""
     if not isinstance(array, Input) or array.steps or array.name not in source.held:
         return None
     if source.held[array.name].boxes != target.held[name].boxes:

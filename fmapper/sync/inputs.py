@@ -106,11 +106,6 @@ def with_inputs(
     """Returns an array made of inputs instead of leaves; equal ones are the same object.
 
     What is done to each element is done first, so that a cast array is sent as the target has it.
-
-    Args:
-        array: The array.
-        inputs: The inputs so far, which are added to.
-        steps: What is done to each element of the array.
     """
     if isinstance(array, Leaf):
         return inputs.setdefault((array, *steps), Input(array, steps))

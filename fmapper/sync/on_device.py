@@ -35,10 +35,7 @@ _MOVES = (*MOVES, Offset, Scale, Sum)
 def lies_together(
     array: LazyArray, target: Held, source: Mapping[str, Held], *, share: bool
 ) -> bool:
-    """Returns whether an array of the target and its sources are on the same devices.
-
-    False for an array that may be shared.
-    """
+    """Returns whether an array and its sources are on the same devices, and it is not shared."""
     if share and isinstance(array, Leaf):
         return False
     domains = {source[leaf.name].domain for leaf in leaves_of(array)}
@@ -59,11 +56,6 @@ class OnDevice:
         leaves: The names of what they are made of.
         numbers: Their numbers in the target.
         nbytes: Their bytes.
-
-    Args:
-        source: The end that they are made of.
-        target: Their end.
-        made: What they are made of, by name.
     """
 
     def __init__(self, source: End, target: End, made: Mapping[str, LazyArray]) -> None:

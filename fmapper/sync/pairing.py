@@ -87,7 +87,6 @@ def _are_related(source: Any, target: Any) -> bool:
 
 
 def _have_same_names(a: End, b: End) -> bool:
-    """Returns whether the source has what the target needs, under the same names and shapes."""
     return all(
         name in a.outlines and a.outlines[name].shape == outline.shape
         for name, outline in b.outlines.items()

@@ -183,11 +183,7 @@ def transfers(
 ) -> Iterator[Transfer]:
     """Yields what processes send to one another, in the same order in all of them.
 
-    Args:
-        arrays: The held arrays of the target, made of inputs.
-        source: The held arrays of the source, with the boxes of each process.
-        target: Those of the target.
-        moved: Gets the transfers by the name of the array of the target that needs them.
+    They are added to `moved` by the name of the array of the target that needs them.
 
     Raises:
         SyncError: No process has some of what one needs.
@@ -252,14 +248,7 @@ def summarise(
     kept: Sequence[str],
     moved: Mapping[str, Sequence[Transfer]],
 ) -> SyncPlan:
-    """Returns the plan as it is printed.
-
-    Args:
-        arrays: The held arrays of the target.
-        target: Their outlines.
-        kept: What stays.
-        moved: For each array, what processes send to one another.
-    """
+    """Returns the plan as it is printed; `moved` is what `transfers` adds to."""
     rows = []
     for name, array in arrays.items():
         names = tuple(dict.fromkeys(leaf.name for leaf in leaves_of(array)))

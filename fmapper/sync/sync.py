@@ -119,11 +119,8 @@ class Sync(Generic[T]):
             sources, targets, rules, layout = self._exchange.outlines(*ours)
             made, kept = match_arrays(sources[0], targets[0], rules)
             held = {n: x for n, x in layout.apply(made).items() if n in targets[1]}
-            computed = {
-                name: array
-                for name, array in held.items()
-                if lies_together(array, targets[1][name], sources[1], share=share)
-            }
+            is_computed = partial(lies_together, source=sources[1], share=share)
+            computed = {n: x for n, x in held.items() if is_computed(x, targets[1][n])}
             inputs: dict[Hashable, Input] = {}
             apart = {n: with_inputs(x, inputs) for n, x in held.items() if n not in computed}
             moved: dict[str, list[Transfer]] = {}
@@ -132,9 +129,8 @@ class Sync(Generic[T]):
             ends = self._source, self._target
             self._here = Here(*ends, apart, computed, sent, share=share)
             self._exchange.plan(parts)
-            for end in ends:
-                if end is not None:
-                    end.forget()
+            for end in filter(None, ends):
+                end.forget()
             self._summary = partial(summarise, held, targets[1], kept, moved)
         self.stats = SyncStats(0.0, 0, 0, 0)
         self._lock = threading.Lock()

@@ -101,11 +101,7 @@ class Folder(Transport):
         new.replace(path)
 
     def _wait(self, rank: int, is_due: Callable[[], bool]) -> None:
-        """Waits for another process.
-
-        Raises:
-            SyncError: It has ended.
-        """
+        """Waits for another process, unless it has ended."""
         pause = _SHORTEST
         while not is_due():
             if not self._is_alive(rank) and not is_due():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -103,10 +103,6 @@ class NumpyAdapter(Adapter):
         """Copies values into arrays; raises for a read-only array."""
         for array, value in zip(arrays, values, strict=True):
             np.copyto(array, value)
-
-    def place(self, array: Any) -> Hashable:
-        """Returns the layout, which can be assigned; the memory of an array is fixed."""
-        return array.shape, array.strides, array.dtype
 
     def nbytes(self, array: Any) -> int:
         """Returns `array.nbytes`; for objects, only their pointers."""

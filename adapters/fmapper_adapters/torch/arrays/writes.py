@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,12 +37,6 @@ class Writes(Compute):
     ) -> Callable[[Sequence[Any]], tuple[list[Any], list[Any]]]:
         """Returns the function without gradients; `overwrite` copies its results."""
         return torch.no_grad()(run)
-
-    def place(self, array: Any) -> Hashable:
-        """Returns address and layout of a tensor on the CPU; `tensor.data = ...` changes them."""
-        if is_dtensor(array) or array.device.type != "cpu":
-            return None
-        return array.data_ptr(), array.shape, array.stride(), array.dtype
 
     def note_writes(self, arrays: Sequence[Any]) -> None:
         """Counts a change of each tensor, so that a backward pass that needs the old one fails."""
