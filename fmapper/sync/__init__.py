@@ -5,9 +5,8 @@ ends         which arrays a model has, and which parts of them are here
 reader       the arrays of a tree, read and replaced again and again
 pairing      the rules between both ends
 planning     which bytes go from which process to which
-strided      lazy arrays as copies with even steps
-memory       parts of arrays as those of NumPy
-copies       copies between them, and memory that is used again
+inputs       arrays of the source as operands of lazy arrays
+memory       parts of arrays as those of NumPy, and memory that is used again
 here         a call in one process
 on_device    arrays that are computed where they lie
 exchange     what processes say and send to one another

@@ -11,16 +11,15 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fmapper.checkpoints.boxes import box_shape
+from fmapper.checkpoints.boxes import box_shape, parts_of_box
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import SyncError
 from fmapper.sync.ends import End, Held, Outline
 from fmapper.sync.memory import fill
-from fmapper.sync.planning import Transfer, packets
 from fmapper.sync.transports import Transport, default_transport
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from fmapper.checkpoints.rules.rules import Rules
     from fmapper.sync.here import Here
+    from fmapper.sync.planning import Transfer
 
     Array = np.ndarray[Any, Any]
 
@@ -109,7 +109,7 @@ class Exchanger:
         """Divides what goes to and comes from other processes into packets."""
         for other in self._others:
             for ends in ((self.rank, other), (other, self.rank)):
-                self._packets[ends] = [*packets(t for t in transfers if t[:2] == ends)]
+                self._packets[ends] = [*_packets(t for t in transfers if t[:2] == ends)]
 
     # a call
 
@@ -260,23 +260,39 @@ class Exchanger:
         return result
 
 
+def _packets(ordered: Iterable[Transfer], nbytes: int = 64 << 20) -> Iterator[list[Transfer]]:
+    """Yields consecutive transfers, the large ones divided, that are sent together."""
+    packet: list[Transfer] = []
+    size = 0
+    for whole in ordered:
+        for box, _ in parts_of_box(whole.box, nbytes // whole.array.dtype.itemsize):
+            transfer = whole._replace(box=box)
+            if packet and size + transfer.nbytes > nbytes:
+                yield packet
+                packet, size = [], 0
+            packet.append(transfer)
+            size += transfer.nbytes
+    if packet:
+        yield packet
+
+
 def _values(data: Array, packet: Sequence[Transfer]) -> Iterator[tuple[Transfer, Array]]:
     """Yields the transfers of a packet with their places in its bytes."""
     at = _HEADER
     for transfer in packet:
         values = data[at : at + transfer.nbytes].view(transfer.array.dtype)
         yield transfer, values.reshape(box_shape(transfer.box))
-        at += _padded(transfer)
+        at += _room_for(transfer)
 
 
-def _padded(transfer: Transfer) -> int:
+def _room_for(transfer: Transfer) -> int:
     return -(-transfer.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _pack(packet: Sequence[Transfer]) -> Array:
     import numpy as np
 
-    data = np.zeros(_HEADER + sum(map(_padded, packet)), np.uint8)
+    data = np.zeros(_HEADER + sum(map(_room_for, packet)), np.uint8)
     fill((transfer.array, transfer.box, values) for transfer, values in _values(data, packet))
     return data
 
@@ -309,7 +325,7 @@ def _whole(packet: Sequence[Transfer], data: Array, base: Array | None) -> Array
         bits = base[_HEADER:].view(np.uint16)
         Changes(LazyArray.of(data[_HEADER:]), bits.size, bits.dtype).apply(bits)
         return base
-    if data.nbytes != _HEADER + sum(map(_padded, packet)):
+    if data.nbytes != _HEADER + sum(map(_room_for, packet)):
         raise SyncError(
             "processes have planned different syncs. Create them with models of the same classes"
         )

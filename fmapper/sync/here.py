@@ -51,7 +51,7 @@ class _Target(NamedTuple):
 
 
 class Here:
-    """What a process reads, computes, sends and writes.
+    """The reads, computations, messages and writes of one process.
 
     Attributes:
         nbytes: Bytes of the arrays of the target that are here.
@@ -79,8 +79,8 @@ class Here:
         self._cast = [transfer for transfer in sent if transfer.array.steps]
         inputs = {transfer.array: None for transfer in sent}
         if target is not None:
-            for name in [name for name in arrays if name in target.held]:
-                shared = _shared(name, arrays[name], source, target) if share and source else None
+            for name in filter(target.held.__contains__, arrays):
+                shared = _share(name, arrays[name], source, target) if share and source else None
                 self._targets.append(_Target.of(name, arrays[name], target, shared))
                 inputs |= dict.fromkeys(leaves_of(arrays[name]))
         if source is not None and target is not None:
@@ -243,7 +243,7 @@ class Here:
         return iter(values)
 
 
-def _shared(name: str, array: LazyArray, source: End, target: End) -> int | None:
+def _share(name: str, array: LazyArray, source: End, target: End) -> int | None:
     """Returns the number of the array of the source that an array of the target may be."""
     if not isinstance(array, Input) or array.steps or array.name not in source.held:
         return None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from fmapper.backends.dtypes import is_inexact
-from fmapper.checkpoints.boxes import Box, box_shape, full_box, parts_of_box
+from fmapper.checkpoints.boxes import Box, box_shape, full_box
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.lazy_operations import Cast, Reshape
 from fmapper.errors import CheckpointError, SyncError
@@ -224,22 +224,6 @@ def transfers(
                     for transfer in give(need, inner, receiver, turn):
                         moved.setdefault(name, []).append(transfer)
                         yield transfer
-
-
-def packets(ordered: Iterable[Transfer], nbytes: int = 64 << 20) -> Iterator[list[Transfer]]:
-    """Yields consecutive transfers, the large ones divided, that are sent together."""
-    packet: list[Transfer] = []
-    size = 0
-    for whole in ordered:
-        for box, _ in parts_of_box(whole.box, nbytes // whole.array.dtype.itemsize):
-            transfer = whole._replace(box=box)
-            if packet and size + transfer.nbytes > nbytes:
-                yield packet
-                packet, size = [], 0
-            packet.append(transfer)
-            size += transfer.nbytes
-    if packet:
-        yield packet
 
 
 def summarise(

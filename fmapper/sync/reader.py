@@ -70,18 +70,18 @@ class Reader:
             value = tree if node.parent < 0 else children[node.parent].get(node.key)
             if type(value) is not node.cls:
                 now = f"is a {type(value).__name__}"
-                raise _changed(node.link, f"was a {node.cls.__name__}", now)
+                raise _mismatch(node.link, f"was a {node.cls.__name__}", now)
             inner = node.kind.children(value)
             if len(inner) != node.size:
                 was, now = f"had {node.size} children", f"has {len(inner)}"
-                raise _changed(node.link, was, now)
+                raise _mismatch(node.link, was, now)
             nodes.append(value)
             children.append(inner)
             for key, number in node.arrays:
                 array = inner.get(key)
                 if arrays[number] is not None and arrays[number] is not array:
                     was, now = "was tied to another array", "is one of its own"
-                    raise _changed((node.link, key), was, now)
+                    raise _mismatch((node.link, key), was, now)
                 arrays[number] = array
         return arrays, nodes, children
 
@@ -114,6 +114,6 @@ class Reader:
         return fmap(lambda leaf: renewed.get(id(leaf), leaf), tree)
 
 
-def _changed(link: Link, was: str, now: str) -> SyncError:
+def _mismatch(link: Link, was: str, now: str) -> SyncError:
     text = f"{format_link(link)} {was} when the sync was planned, and {now} now"
     return SyncError(f"{text}. Create another Sync")

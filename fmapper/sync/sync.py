@@ -12,7 +12,6 @@ from fmapper.progress import step
 from fmapper.render import readable_bytes
 from fmapper.sync.ends import End
 from fmapper.sync.exchange import Exchanger
-from fmapper.sync.here import Here
 from fmapper.sync.inputs import Input, with_inputs
 from fmapper.sync.pairing import rules_between
 from fmapper.sync.planning import SyncPlan, match_arrays, summarise, transfers
@@ -106,6 +105,7 @@ class Sync(Generic[T]):
     ) -> None:
         from fmapper.checkpoints.formats.format import without_collection
         from fmapper.checkpoints.rules.rules import Rules
+        from fmapper.sync.here import Here
         from fmapper.sync.on_device import lies_together
 
         with step("planning the sync"), without_collection():

@@ -258,9 +258,9 @@ def _parts(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
 def _finfo(dtype: np.dtype[Any]) -> Any:
     if dtype.kind == "f":
         return np.finfo(dtype)
-    import ml_dtypes
+    from ml_dtypes import finfo
 
-    return ml_dtypes.finfo(dtype)
+    return finfo(dtype)  # type: ignore[no-untyped-call]
 
 
 def has_survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:
