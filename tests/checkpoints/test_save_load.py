@@ -324,6 +324,13 @@ def test_buffers_that_torch_does_not_save_may_be_missing(tmp_path):
     assert fmapper.load(path, like=Positions()).table.tolist() == [0, 1, 2]
 
 
+@pytest.fixture(scope="module")
+def writes_pt(tmp_path_factory):
+    """The first file of torch imports much of it."""
+    fmapper.save({"w": torch.ones(1)}, tmp_path_factory.mktemp("first") / "x.pt")
+
+
+@pytest.mark.usefixtures("writes_pt")
 def test_tensors_are_saved_from_the_host_whatever_the_default_device(tmp_path):
     weights = {"w": torch.randn(3, 2), "half": torch.ones(5).half()}
     with torch.device("meta"):
