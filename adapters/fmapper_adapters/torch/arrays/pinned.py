@@ -99,7 +99,7 @@ def _cross(
         if _is_plain(tensors, remote):
             results.extend(map(partial(torch.Tensor.to, device=target, copy=True), tensors))
         else:
-            # All before the first is copied, as that takes long, and the driver waits to allocate.
+            # All before the first is copied, so that a model that does not fit fails at once.
             results.extend(map(partial(torch.empty_like, device=target), tensors))
             _fill(results, group, tensors, _Pieces(remote, are_bare), send)
     except BatchError:
