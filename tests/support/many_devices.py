@@ -79,7 +79,8 @@ def names(kind: str, name: str) -> list[str]:
 def chosen(module: Any) -> set[str]:
     """Returns the checks among the tests of a module that pytest is going to run."""
     items = [item for item in module.session.items if item.path == module.path]
-    return {item.callspec.params["check"] for item in items if hasattr(item, "callspec")}
+    params = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    return {each["check"] for each in params if "check" in each}
 
 
 def main(
