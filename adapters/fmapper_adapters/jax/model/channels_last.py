@@ -57,7 +57,7 @@ def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _replace(eqn: Any, given: Sequence[Any]) -> Sequence[Any] | None:
+def _replace(eqn: Any, given: Sequence[Any]) -> Sequence[Any]:
     outputs, name = None, eqn.primitive.name
     if name == "conv_general_dilated":
         outputs = _convolve(eqn, given)
