@@ -9,6 +9,7 @@ functions   the functions of the source that ran, and their code with probes in 
 recording   the table of what each expression gave and ran
 expressions, statements, operations   how they are printed
 calls       functions that become others
+contexts    what stands after `with`
 arrays      parameters and buffers
 constructors/  what constructors are given and do
 layers      the table of layers

@@ -137,6 +137,19 @@ def share(expressions: Expressions, target: ast.Attribute, value: ast.expr) -> s
     return f"{text(expressions.code(target.value))}.{key} = {text(shared)}"
 
 
+def argument(expressions: Expressions, node: ast.expr) -> ast.expr:
+    """Returns the code for an argument of a function that may write into arrays."""
+    is_variable = is_array(expressions, node)
+    return variable(expressions, node) if is_variable else expressions.code(node)
+
+
+def index_of(node: ast.expr) -> ast.expr:
+    """Returns an index whose lists are arrays, as JAX wants them."""
+    if isinstance(node, ast.Tuple):
+        return ast.Tuple([index_of(item) for item in node.elts], ast.Load())
+    return expr("jnp.array({0})", node) if isinstance(node, ast.List) else node
+
+
 def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(map(order.index, range(len(order))))
 

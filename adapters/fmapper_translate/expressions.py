@@ -16,7 +16,7 @@ from torch import nn
 from fmapper.translation import expr, literal, text
 from fmapper_translate import arrays, calls, layers
 from fmapper_translate.constructors import numbers
-from fmapper_translate.flax.constructions import make_activation, make_layer, make_partial
+from fmapper_translate.flax.constructions import Code, make_activation, make_layer, make_partial
 from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries import requests
@@ -230,7 +230,7 @@ class Expressions:
                 return self._reference(node.slice, event.value)
         made: ast.Subscript = self._rebuild(node)
         if isinstance(event.value, torch.Tensor):
-            made.slice = _index(made.slice)
+            made.slice = arrays.index_of(made.slice)
         return made
 
     # --- names ------------------------------------------------------------------------------------
@@ -360,7 +360,9 @@ class Expressions:
             if isinstance(func, ast.Attribute) and func.attr in NEW_NAMES.values():
                 is_object = isinstance(func.value, ast.Name | ast.Attribute)
                 func = func.value if is_object else func  # but `super().__call__(x)`
-            return self.plain_call(node, func, more)
+            changes = self.file.constructs(function)
+            code = functools.partial(arrays.argument, self) if changes else self.code
+            return self.plain_call(node, func, more, code)
         if callee is isinstance and event is not None:
             return calls.isinstance_(self, node)
         if isinstance(node.func, ast.Attribute) and layers.is_forward(callee):  # of a base
@@ -395,17 +397,19 @@ class Expressions:
                 return expr(f"{name}.rngs")
         raise NotTranscribed("a function has no random numbers")
 
-    def plain_call(self, node: ast.Call, func: ast.expr, more: list[ast.keyword]) -> ast.Call:
+    def plain_call(
+        self, node: ast.Call, func: ast.expr, more: list[ast.keyword], code: Code | None = None
+    ) -> ast.Call:
         """Returns a call with its arguments, but those that a file does without."""
-        callee = self.callee(node)
+        callee, code = self.callee(node), code or self.code
         left = self.file.omissions.left_out(self.function, node, callee)
         if isinstance(callee, type) and library.is_record(callee):
             left |= {key for key in node.keywords if is_constant(self.code(key.value), None)}
             names = [key.arg for key in node.keywords if key not in left]
             self.file.configs.fill(callee, names, len(node.args))
         kept = [key for key in node.keywords if key not in left and not self._is_device(key.value)]
-        keywords = [ast.keyword(key.arg, self.code(key.value)) for key in kept]
-        args = [self.code(arg) for arg in node.args if arg not in left and not self._is_device(arg)]
+        keywords = [ast.keyword(key.arg, code(key.value)) for key in kept]
+        args = [code(arg) for arg in node.args if arg not in left and not self._is_device(arg)]
         return ast.Call(func, args, [*keywords, *more])
 
     def _is_device(self, node: ast.expr) -> bool:
@@ -477,13 +481,6 @@ class Expressions:
         if self.function.makes_modules:
             return expr("rngs.params()")
         return expr("{0}.noise()", self.rngs())
-
-
-def _index(node: ast.expr) -> ast.expr:
-    """Returns an index whose lists are arrays, as JAX wants them."""
-    if isinstance(node, ast.Tuple):
-        return ast.Tuple([_index(item) for item in node.elts], ast.Load())
-    return expr("jnp.array({0})", node) if isinstance(node, ast.List) else node
 
 
 _INFINITIES = (float("inf"),)

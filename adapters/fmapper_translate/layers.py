@@ -54,6 +54,9 @@ class Layer:
         return tuple((self.names or {}).values())[:count]
 
 
+_OF_CONVOLUTIONS = {
+    "groups": "feature_group_count", "stride": "strides", "dilation": "kernel_dilation",
+}  # fmt: skip
 LAYERS: dict[type, Layer] = {
     nn.Linear: Layer("Linear"),
     nn.Embedding: Layer("Embedding"),
@@ -61,9 +64,9 @@ LAYERS: dict[type, Layer] = {
     nn.Dropout: Layer(
         "nnx.Dropout", {"p": "rate"}, {"rate": "0.5"}, attributes={"p": "rate"}
     ),
-    nn.Conv1d: Layer("Conv1d"),
-    nn.Conv2d: Layer("Conv2d"),
-    nn.Conv3d: Layer("Conv3d"),
+    nn.Conv1d: Layer("Conv1d", attributes=_OF_CONVOLUTIONS),
+    nn.Conv2d: Layer("Conv2d", attributes=_OF_CONVOLUTIONS),
+    nn.Conv3d: Layer("Conv3d", attributes=_OF_CONVOLUTIONS),
     nn.ConvTranspose2d: Layer("ConvTranspose2d"),
     nn.BatchNorm1d: Layer("BatchNorm1d"),
     nn.BatchNorm2d: Layer("BatchNorm2d"),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError
-from fmapper.translation import Call, DType, Printing, Value, expr, literal
+from fmapper.translation import Call, DType, Printing, Value, expr, literal, text
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
 from fmapper_translate._private import operations_within, parameters_of
 from fmapper_translate.recording import Operation
@@ -271,7 +271,7 @@ class Operations:
                     flat.append(given.value)
                 else:
                     break
-            if flat == values:
+            if _are_sizes(flat) and flat == values:
                 return tuple(sizes)
         return tuple(values)
 
@@ -412,6 +412,8 @@ def _type_as(p: Printing, x: Value, y: Value) -> Any:
 def _to(p: Printing, x: Value, *rest: Any, dtype: Any = None) -> Any:
     if p.dtype != x.dtype and _jax_dtype(p.dtype) == _jax_dtype(x.dtype):
         return x
+    if p.dtype == x.dtype and p.call.op.rpartition(".")[2] in ("device", "dtype_layout"):
+        return x
     other = next((item for item in rest if isinstance(item, Value)), None)
     if other is not None:
         return expr("{0}.astype({1}.dtype)", x, other)
@@ -445,6 +447,19 @@ def _upsample(p: Printing, x: Value, output_size: Any, scale_factors: Any = None
     return expr("{0}.repeat({1}, axis=-2).repeat({1}, axis=-1)", x, int(factors.pop()))
 
 
+@_idiom("upsample_bilinear2d")
+def _bilinear(
+    p: Printing, x: Value, output_size: Any = None, align_corners: bool = False,
+    scale_factors: Any = None, *_: Any,
+) -> Any:  # fmt: skip
+    if align_corners or not (output_size or scale_factors):
+        return None
+    scaled = zip(_shape(x, 2, None), scale_factors or (), strict=False)
+    sizes = output_size or [expr("int({0} * {1})", size, scale) for size, scale in scaled]
+    shape = ast.Tuple([expr("[*{0}.shape[:2]]", x).elts[0], *map(literal, sizes)], ast.Load())  # type: ignore[attr-defined]
+    return expr("jax.image.resize({0}, {1}, 'linear', antialias=False)", x, shape)
+
+
 @_idiom("adaptive_avg_pool2d")
 def _pool(p: Printing, x: Value, size: Any) -> Any:
     if set(size) != {1}:
@@ -465,6 +480,17 @@ def _max_pool(
     strides = window if not strides else strides * 2 if len(strides) == 1 else strides
     return expr("max_pool({0}, {1}, {2}, padding={3}, ceil_mode={4})",
                 x, window, tuple(strides), padding, ceil_mode)  # fmt: skip
+
+
+@_idiom("bernoulli")
+def _bernoulli(p: Printing, x: Value, rate: Any = None) -> Any:
+    if rate is None:
+        return expr("jax.random.bernoulli({0}, {1}).astype({1}.dtype)", p.key(), x)
+    node = literal(x)
+    is_new = isinstance(node, ast.Call) and text(node.func) in ("jnp.zeros", "jnp.empty")
+    shape = node.args[0] if isinstance(node, ast.Call) and is_new else expr("{0}.shape", x)
+    drawn = expr("jax.random.bernoulli({0}, {1}, {2})", p.key(), rate, shape)
+    return expr(f"{{0}}.astype(jnp.{_jax_dtype(p.dtype)})", drawn)
 
 
 @_idiom("rand")

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fmapper.translation import expr, text
-from fmapper_translate import arrays, layers
+from fmapper_translate import arrays, contexts, layers
 from fmapper_translate.constructors import initial_values
 from fmapper_translate.expressions import NEW_NAMES, Expressions
 from fmapper_translate.fallback import operations_of
@@ -46,6 +46,10 @@ class Statements:
         self.code = self.expressions.code
         self._recording = file.recording
         self._comments = dict(comments_beside(function.lines))
+        self._is_constant = any(
+            contexts.stops_gradients(self.expressions, item)
+            for item in function.tree.decorator_list
+        )
         self._is_constructor = function.name == "__init__" and file.is_module(function.owner)
 
     def lines(self) -> list[str]:
@@ -189,8 +193,15 @@ class Statements:
                 yield from quote(inspect.cleandoc(words)).splitlines()
             case ast.Expr(ast.Call() as call):
                 yield from self._call(call)
+            case ast.Return(ast.Call() as call) if initial_values.is_initialization(
+                self.expressions.callee(call)
+            ):
+                yield from self._call(call)
             case ast.Return(value):
-                yield "return" if value is None else f"return {_bare(self.code(value))}"
+                made = None if value is None else self.code(value)
+                if made is not None and self._is_constant:
+                    made = expr("jax.lax.stop_gradient({0})", made)
+                yield "return" if made is None else f"return {_bare(made)}"
             case ast.If():
                 yield from print_if(self, node)
             case ast.For():
@@ -206,7 +217,7 @@ class Statements:
                 arguments = ast.unparse(self._parameters_of_inner(node.args))
                 yield f"def {node.name}({arguments}):"
                 yield from self._inner(node.body)
-            case ast.Raise() | ast.Pass() | ast.Break() | ast.Continue():
+            case ast.Raise() | ast.Pass() | ast.Break() | ast.Continue() | ast.Nonlocal():
                 yield ast.unparse(node)
             case ast.Import() | ast.ImportFrom():
                 yield ast.unparse(node)
@@ -244,6 +255,9 @@ class Statements:
                 for pair in pairs:
                     yield from self._assign(*pair)
                 return
+            nothing = ast.Constant(None)
+            kept = [nothing if self._is_device(item) else item for item in value.elts]
+            value = ast.Tuple(kept, ast.Load())
         if isinstance(target, ast.Subscript):
             owners = self.expressions.values(target.value)
             if owners and isinstance(owners[0], torch.Tensor):
@@ -421,11 +435,18 @@ class Statements:
             yield from self._inner(node.orelse)
 
     def _with(self, node: ast.With) -> Iterator[str]:
-        contexts = [ast.unparse(item.context_expr) for item in node.items]
-        if all("autocast" in context for context in contexts):
+        managers = [item.context_expr for item in node.items]
+        if all(contexts.stops_gradients(self.expressions, item) for item in managers):
+            before, self._is_constant = self._is_constant, not self._file.constructs(self._function)
             yield from self.block(node.body)
-            return
-        raise NotTranscribed("with has no counterpart")
+            for name in contexts.tensors_in(self.expressions, node.body):
+                if self._is_constant:
+                    yield f"{name} = jax.lax.stop_gradient({name})"
+            self._is_constant = before
+        elif all(map(contexts.is_precision, managers)):
+            yield from self.block(node.body)
+        else:
+            raise NotTranscribed("with has no counterpart")
 
     def _assert(self, node: ast.Assert) -> Iterator[str]:
         try:

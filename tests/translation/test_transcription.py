@@ -1,6 +1,10 @@
 """Files that are transcribed from the source of a model's classes."""
 
+import dataclasses
+import importlib
+import inspect
 import math
+import pathlib
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +15,7 @@ nnx = pytest.importorskip("flax.nnx")
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
+import optax  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -414,3 +419,111 @@ def test_a_side_that_does_not_run_is_written_from_a_call_with_the_condition_turn
     assert "        if self.groups == 1:\n            return x * self.scale[...]" in code
     assert "self.groups, -1" in code
     assert "not written" not in code
+
+
+class Frozen(nn.Module):
+    def __init__(self, depth=3):
+        super().__init__()
+        rates = [x.item() for x in torch.linspace(0, 0.5, depth)]
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in rates])
+        self.scales = [1 - rate for rate in rates]
+        w = self.layers[0].weight.data
+        nn.init.xavier_uniform_(w.view([w.shape[0], -1]), gain=4.0)
+
+    @torch.no_grad()
+    def mean(self, x):
+        return x.mean(-1, keepdim=True)
+
+    def forward(self, x):
+        b, *axes, _, device = *x.shape, x.device  # noqa: F841
+        with torch.no_grad():
+            offset = self.layers[0](x)
+            offset = offset * 2
+        for layer, scale in zip(self.layers, self.scales, strict=True):
+            x = layer(x) * scale
+        return (x + offset - self.mean(x)).view(b, *axes, 4)
+
+
+def test_what_has_no_gradient_in_the_source_has_none():
+    torch.manual_seed(0)
+    model, x = Frozen().eval(), torch.randn(2, 3, 4)
+    made = transcribe(model, (x,))
+    space, result = run(made, model, x)
+    assert jnp.allclose(result, model(x).detach().numpy(), atol=1e-5)
+    twin = space["load_weights"](
+        space["Frozen"](rngs=nnx.Rngs(0)), {name: x.numpy() for name, x in made.weights.items()}
+    )
+    slopes = nnx.grad(lambda net: (net(jnp.asarray(x.numpy())) ** 2).sum())(twin)
+    (model(x) ** 2).sum().backward()
+    theirs = model.layers[0].weight.grad.numpy()
+    assert jnp.allclose(slopes["layers"][0]["kernel"][...].T, theirs, atol=1e-4)
+    first = [space["Frozen"](rngs=nnx.Rngs(i)).layers[0].kernel[...] for i in range(50)]
+    assert abs(float(jnp.std(jnp.stack(first))) - 2.0) < 0.3
+
+
+REPOSITORIES = sorted(path.stem for path in pathlib.Path(nanogpt.__file__).parent.glob("[!_]*.py"))
+# Arguments that make a model wider or deeper, beside those of the example.
+SIZES = {
+    "nanogpt": {"n_embd": 24, "n_layer": 3}, "t5": {"d_model": 24, "num_layers": 3},
+    "xlstm": {"embedding_dim": 24, "num_blocks": 3}, "mamba": {"d_model": 24, "n_layer": 3},
+    "resnet": {"width": 12}, "ghostnet": {"width": 1.0}, "mobilenetv3": {"width_mult": 1.0},
+    "nbeats": {"hidden_layer_units": 24}, "unet": {"init_dim": 12}, "fno": {"layers": 3},
+    "pointnet": {"width": 12}, "vqvae": {"beta": 0.5}, "dcgan": {"ngf": 10},
+    "segformer": {"depths": (2, 3), "decoder_dim": 12}, "tagger": {"hidden_dim": 20},
+    "gnn": {"n_layers": 3}, "nerf": {"W": 24, "D": 5}, "dit": {"hidden_size": 24, "depth": 3},
+    "conformer": {"num_layers": 2}, "perceiver": {"latent_dim": 24, "depth": 3},
+}  # fmt: skip
+
+
+def copy_into(value, space):
+    """A setting with the classes of a file in place of the source's."""
+    if isinstance(value, type) or inspect.isfunction(value):
+        return space.get(value.__name__, value)
+    if dataclasses.is_dataclass(value):
+        cls = space[type(value).__name__]
+        return cls(**{f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    return value
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", REPOSITORIES)
+def test_a_model_of_a_repository_is_made_at_another_size_and_trains(name):
+    torch.manual_seed(0)
+    module = importlib.import_module(f"models.repositories.{name}")
+    model, inputs, *given = module.build()
+    args, kwargs = given[0] if given else find_arguments(model)
+    made, space = transcribe(model, inputs, (args, kwargs)), {}
+    exec(compile(made.code, name, "exec"), space)
+    other = dict(kwargs)
+    config = next((x for x in other.values() if dataclasses.is_dataclass(x)), None)
+    if config is not None:
+        for key, value in SIZES[name].items():
+            setattr(config, key, value)
+    else:
+        other |= SIZES[name]
+    source = type(model)(*args, **other)
+    twin = space[made.name](
+        *(copy_into(value, space) for value in args),
+        **{key: copy_into(value, space) for key, value in other.items()},
+        **({"rngs": nnx.Rngs(0)} if "rngs=" in made.example else {}),
+    )
+    space["load_weights"](twin, {n: x.numpy() for n, x in source.state_dict().items()})
+    arrays = [jnp.asarray(x.numpy()) for x in inputs]
+
+    def leaves(result):
+        floats = (x for x in jax.tree.leaves(result) if jnp.issubdtype(x.dtype, jnp.floating))
+        return [*floats]
+
+    twin.eval()
+    with torch.no_grad():
+        wanted = jax.tree.map(lambda x: jnp.asarray(x.numpy()), source.eval()(*inputs))
+    for ours, theirs in zip(leaves(twin(*arrays)), leaves(wanted), strict=True):
+        assert jnp.allclose(ours, theirs, atol=1e-4 * float(1 + jnp.abs(theirs).max()))
+
+    def loss(model):
+        return sum(((x - 1.0) ** 2).mean() for x in leaves(model(*arrays)))
+
+    optimizer = nnx.Optimizer(twin, optax.adam(1e-4), wrt=nnx.Param)
+    before, slopes = nnx.value_and_grad(loss)(twin)
+    optimizer.update(twin, slopes)
+    assert float(loss(twin)) < float(before)

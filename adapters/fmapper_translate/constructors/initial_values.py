@@ -120,27 +120,52 @@ def _fill(expressions: Expressions, target: ast.expr, name: str, codes: Code) ->
         value = next(iter(codes.values()), ast.Constant(_NUMBERS[name]))
         made = expr("{0}.at[{1}].set({2})", owner, index, value)
         return arrays.write(expressions, target.value, made)
+    if isinstance(target, ast.Call):
+        return _fill_view(expressions, target, name, codes)
     variable = arrays.variable(expressions, target)
     if name in _CONSTANTS:
         return f"{text(variable)}[...] = {text(_CONSTANTS[name](variable, *codes.values()))}"
-    if name in _DRAWS:
-        made = _DRAWS[name](*codes.values())
-    elif name in _SCALED:
-        distribution, mode, scale = _SCALED[name](**codes)
-        made = expr(f"nnx.initializers.variance_scaling({{0}}, {mode!r}, {distribution!r})", scale)
-        made = _with_axes(made, expressions, target)
-    else:
-        raise NotTranscribed(f"{name} has no counterpart")
+    has_layout = name in _SCALED and arrays.has_sources_layout(expressions, target)
+    made = _initializer(name, codes, has_layout=has_layout)
     return text(expr("initialize({0}, {1}, rngs)", variable, made))
 
 
-def _with_axes(made: ast.expr, expressions: Expressions, target: ast.expr) -> ast.expr:
-    """Adds which axes are those of inputs and outputs, where an array has PyTorch's layout."""
-    if arrays.has_sources_layout(expressions, target):
-        assert isinstance(made, ast.Call)
-        axes = {"in_axis": 1, "out_axis": 0}
-        made.keywords += [ast.keyword(name, ast.Constant(axis)) for name, axis in axes.items()]
-    return made
+def _fill_view(expressions: Expressions, target: ast.Call, name: str, codes: Code) -> str:
+    """Fills an array as if it had another shape: `xavier_uniform_(w.view(w.shape[0], -1))`."""
+    match target.func:
+        case ast.Attribute(ast.Name(alias) as base, "view" | "reshape" | "flatten"):
+            values = [
+                node.value for node in expressions.function.nodes
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == alias
+            ]  # fmt: skip
+        case ast.Attribute(ast.Attribute() as base, "view" | "reshape" | "flatten"):
+            values = [base]
+        case _:
+            values = []
+    if len(values) != 1:
+        raise NotTranscribed("it is an array of no module")
+    made = _initializer(name, codes, has_layout=True)
+    view, whole = expressions.code(target), expressions.code(base)
+    drawn = expr("{0}(rngs.params(), {1}.shape).reshape({2}.shape)", made, view, whole)
+    return arrays.write(expressions, values[0], drawn)
+
+
+def _initializer(name: str, codes: Code, *, has_layout: bool) -> ast.expr:
+    """Returns the initializer for a function of `nn.init`.
+
+    Args:
+        name: The function.
+        codes: Its arguments.
+        has_layout: Whether the array has PyTorch's layout, if that matters: outputs first.
+    """
+    if name in _DRAWS:
+        return _DRAWS[name](*codes.values())
+    if name not in _SCALED:
+        raise NotTranscribed(f"{name} has no counterpart")
+    distribution, mode, scale = _SCALED[name](**codes)
+    axes = ", in_axis=1, out_axis=0" if has_layout else ""
+    template = f"nnx.initializers.variance_scaling({{0}}, {mode!r}, {distribution!r}{axes})"
+    return expr(template, scale)
 
 
 # --- constants ------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Latents that attend to inputs of any length, as repositories with functions as settings write it."""
 
-from functools import wraps
-from math import log, pi
+from math import pi
 
 import torch
 import torch.nn.functional as F
@@ -14,23 +13,6 @@ def exists(val):
 
 def default(val, d):
     return val if exists(val) else d
-
-
-def cache_fn(f):
-    cache = dict()
-
-    @wraps(f)
-    def cached_fn(*args, _cache=True, key=None, **kwargs):
-        if not _cache:
-            return f(*args, **kwargs)
-        nonlocal cache
-        if key in cache:
-            return cache[key]
-        result = f(*args, **kwargs)
-        cache[key] = result
-        return result
-
-    return cached_fn
 
 
 def fourier_encode(x, max_freq, num_bands=4):
@@ -140,7 +122,6 @@ class Perceiver(nn.Module):
         num_classes=1000,
         attn_dropout=0.0,
         ff_dropout=0.0,
-        weight_tie_layers=False,
         fourier_encode_data=True,
         self_per_cross_attn=1,
         final_classifier_head=True,
@@ -176,36 +157,14 @@ class Perceiver(nn.Module):
         )
         get_latent_ff = lambda: PreNorm(latent_dim, FeedForward(latent_dim, dropout=ff_dropout))
 
-        get_cross_attn, get_cross_ff, get_latent_attn, get_latent_ff = map(
-            cache_fn, (get_cross_attn, get_cross_ff, get_latent_attn, get_latent_ff)
-        )
-
         self.layers = nn.ModuleList([])
         for i in range(depth):
-            should_cache = i > 0 and weight_tie_layers
-            cache_args = {"_cache": should_cache}
-
             self_attns = nn.ModuleList([])
 
             for block_ind in range(self_per_cross_attn):
-                self_attns.append(
-                    nn.ModuleList(
-                        [
-                            get_latent_attn(**cache_args, key=block_ind),
-                            get_latent_ff(**cache_args, key=block_ind),
-                        ]
-                    )
-                )
+                self_attns.append(nn.ModuleList([get_latent_attn(), get_latent_ff()]))
 
-            self.layers.append(
-                nn.ModuleList(
-                    [
-                        get_cross_attn(**cache_args, key="cross_attn"),
-                        get_cross_ff(**cache_args, key="cross_ff"),
-                        self_attns,
-                    ]
-                )
-            )
+            self.layers.append(nn.ModuleList([get_cross_attn(), get_cross_ff(), self_attns]))
 
         self.norm = nn.LayerNorm(latent_dim)
         self.to_logits = (
@@ -269,6 +228,5 @@ def build(width=16):
         cross_dim_head=8,
         latent_dim_head=8,
         num_classes=4,
-        weight_tie_layers=True,
     )
     return Perceiver(**kwargs), (torch.randn(2, 4, 4, 3),), ((), kwargs)
