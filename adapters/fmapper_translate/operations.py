@@ -448,15 +448,11 @@ def _upsample(p: Printing, x: Value, output_size: Any, scale_factors: Any = None
 
 
 @_idiom("upsample_bilinear2d")
-def _bilinear(
-    p: Printing, x: Value, output_size: Any = None, align_corners: bool = False,
-    scale_factors: Any = None, *_: Any,
-) -> Any:  # fmt: skip
-    if align_corners or not (output_size or scale_factors):
+def _bilinear(p: Printing, x: Value, size: Any = None, align_corners: bool = False, *_: Any) -> Any:
+    if align_corners or not size:
         return None
-    scaled = zip(_shape(x, 2, None), scale_factors or (), strict=False)
-    sizes = output_size or [expr("int({0} * {1})", size, scale) for size, scale in scaled]
-    shape = ast.Tuple([expr("[*{0}.shape[:2]]", x).elts[0], *map(literal, sizes)], ast.Load())  # type: ignore[attr-defined]
+    batch, channels = _shape(x, 0, 2)
+    shape = (batch, channels, *size)
     return expr("jax.image.resize({0}, {1}, 'linear', antialias=False)", x, shape)
 
 
