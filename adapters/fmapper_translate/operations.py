@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError
-from fmapper.translation import Call, DType, Printing, Value, expr, literal, text
+from fmapper.translation import Call, DType, Printing, Value, expr, literal
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
 from fmapper_translate._private import operations_within, parameters_of
+from fmapper_translate.flax.idioms import IDIOMS
 from fmapper_translate.recording import Operation
 
 _DROPPED = frozenset({
@@ -136,7 +137,7 @@ class Operations:
         is_several = isinstance(operation.result, tuple | list) and base not in _LISTS
         picked = None if whole or not is_several else frozenset({0})
         p = Printing(call, literal, picked, self._key)
-        printer = _IDIOMS.get(base) or self._dialect.printer(call.op)
+        printer = IDIOMS.get(base) or self._dialect.printer(call.op)
         printed = None if printer is None else self._print(printer, p, operation)
         if printed is not None:
             made: ast.expr = _Shapes().visit(literal(printed))
@@ -215,7 +216,8 @@ class Operations:
         if isinstance(value, tuple | list):
             return tuple(value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and "dim" not in name and not self._is_literal:
+        is_size = kind == "SymInt" or "dim" not in name
+        if is_number and is_size and not self._is_literal:
             return self._number(name, at, value)
         if isinstance(value, torch.device | torch.layout | torch.memory_format):
             return None
@@ -239,7 +241,7 @@ class Operations:
     def _number(self, name: str, at: int, value: Any) -> Any:
         by_name = [item for item in self._given if item.name == name]
         by_place = [self._given[at]] if 0 <= at < len(self._given) else []
-        others = [item for item in self._given if not item.name and item not in by_place]
+        others = sorted(self._given, key=lambda item: bool(item.name))
         for given in [*by_name, *by_place, *others]:
             if type(given.value) is type(value) and given.value == value:
                 try:
@@ -333,173 +335,6 @@ def _is_view_of_all(result: Any, value: Any) -> bool:
     return (result.data_ptr(), result.shape, result.stride(), result.dtype) == (
         value.data_ptr(), value.shape, value.stride(), value.dtype
     )  # fmt: skip
-
-
-# --- operations whose shapes are those of the example in the printers -----------------------------
-
-_IDIOMS: dict[str, Callable[..., Any]] = {}
-
-
-def _idiom(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        _IDIOMS.update(dict.fromkeys((f"aten::{name}" for name in names), function))
-        return function
-
-    return add
-
-
-def _method(x: Any, name: str, *args: Any) -> ast.expr:
-    node = ast.Attribute(literal(x), name, ast.Load())
-    return ast.Call(node, [literal(arg) for arg in args], [])
-
-
-def _shape(x: Value, start: int | None, stop: int | None) -> list[ast.expr]:
-    return [expr(f"{{0}}.shape[{at}]", x) for at in range(x.ndim)[start:stop]]
-
-
-@_idiom("view", "reshape", "_unsafe_view")
-def _view(p: Printing, x: Value, size: Any) -> Any:
-    return None if isinstance(size, DType) else _method(x, "reshape", *size)
-
-
-@_idiom("transpose")
-def _transpose(p: Printing, x: Value, dim0: int, dim1: int) -> Any:
-    return _method(x, "swapaxes", dim0, dim1)
-
-
-@_idiom("flatten")
-def _flatten(p: Printing, x: Value, start_dim: int = 0, end_dim: int = -1) -> Any:
-    start, end = start_dim % x.ndim, end_dim % x.ndim
-    if start >= end:
-        return x
-    if start > 0 and not isinstance(x.node, ast.Name | ast.Attribute):
-        return expr("flatten({0}, {1}, {2})", x, start_dim, end_dim)
-    return _method(x, "reshape", *_shape(x, 0, start), -1, *_shape(x, end + 1, None))
-
-
-@_idiom("unflatten")
-def _unflatten(p: Printing, x: Value, dim: int, sizes: Any) -> Any:
-    dim %= x.ndim
-    return _method(x, "reshape", *_shape(x, 0, dim), *sizes, *_shape(x, dim + 1, None))
-
-
-@_idiom("expand")
-def _expand(p: Printing, x: Value, size: Any, *, implicit: bool = False) -> Any:
-    new = len(size) - x.ndim
-    if -1 in size and not isinstance(x.node, ast.Name | ast.Attribute | ast.Subscript):
-        return expr("expand({0}, {1})", x, ast.Tuple([literal(s) for s in size], ast.Load()))
-    sizes = [expr(f"{{0}}.shape[{at - new}]", x) if isinstance(s, int) and s == -1 else s
-             for at, s in enumerate(size)]  # fmt: skip
-    return expr("jnp.broadcast_to({0}, {1})", x, tuple(sizes))
-
-
-@_idiom("expand_as")
-def _expand_as(p: Printing, x: Value, y: Value) -> Any:
-    return expr("jnp.broadcast_to({0}, {1}.shape)", x, y)
-
-
-@_idiom("view_as")
-def _view_as(p: Printing, x: Value, y: Value) -> Any:
-    return expr("{0}.reshape({1}.shape)", x, y)
-
-
-@_idiom("type_as")
-def _type_as(p: Printing, x: Value, y: Value) -> Any:
-    return expr("{0}.astype({1}.dtype)", x, y)
-
-
-@_idiom("to")
-def _to(p: Printing, x: Value, *rest: Any, dtype: Any = None) -> Any:
-    if p.dtype != x.dtype and _jax_dtype(p.dtype) == _jax_dtype(x.dtype):
-        return x
-    if p.dtype == x.dtype and p.call.op.rpartition(".")[2] in ("device", "dtype_layout"):
-        return x
-    other = next((item for item in rest if isinstance(item, Value)), None)
-    if other is not None:
-        return expr("{0}.astype({1}.dtype)", x, other)
-    dtypes = [item for item in (*rest, dtype) if isinstance(item, DType)]
-    return expr(f"{{0}}.astype(jnp.{_jax_dtype(dtypes[0].name)})", x) if dtypes else x
-
-
-def _jax_dtype(name: str) -> str:
-    return {"int64": "int32", "float64": "float32", "bool": "bool_"}.get(name, name)
-
-
-@_idiom("cat", "concat", "concatenate", "stack")
-def _cat(p: Printing, arrays: Any, dim: int = 0) -> Any:
-    name = "stack" if "stack" in p.call.op else "concatenate"
-    listed = arrays.value if isinstance(arrays, ast.Starred) else list(arrays)
-    if dim == 0:
-        return expr(f"jnp.{name}({{0}})", listed)
-    return expr(f"jnp.{name}({{0}}, axis={{1}})", listed, dim)
-
-
-@_idiom("detach")
-def _detach(p: Printing, x: Value) -> Any:
-    return expr("jax.lax.stop_gradient({0})", x)
-
-
-@_idiom("upsample_nearest2d")
-def _upsample(p: Printing, x: Value, output_size: Any, scale_factors: Any = None, *_: Any) -> Any:
-    factors = {p.shape[at] / x.shape[at] for at in (-1, -2)}  # type: ignore[operator]
-    if len(factors) > 1 or not scale_factors or not next(iter(factors)).is_integer():
-        return None
-    return expr("{0}.repeat({1}, axis=-2).repeat({1}, axis=-1)", x, int(factors.pop()))
-
-
-@_idiom("upsample_bilinear2d")
-def _bilinear(p: Printing, x: Value, size: Any = None, align_corners: bool = False, *_: Any) -> Any:
-    if align_corners or not size:
-        return None
-    batch, channels = _shape(x, 0, 2)
-    shape = (batch, channels, *size)
-    return expr("jax.image.resize({0}, {1}, 'linear', antialias=False)", x, shape)
-
-
-@_idiom("adaptive_avg_pool2d")
-def _pool(p: Printing, x: Value, size: Any) -> Any:
-    if set(size) != {1}:
-        return None
-    return expr("{0}.mean(axis=(-2, -1), keepdims=True)", x)
-
-
-@_idiom("max_pool2d")
-def _max_pool(
-    p: Printing, x: Value, window: Any, strides: Any = (), padding: Any = (0,),
-    dilation: Any = (1,), ceil_mode: bool = False,
-) -> Any:  # fmt: skip
-    if set(dilation) != {1}:
-        return None
-    window, padding = (
-        (*item, item[0])[:2] if len(item) == 1 else item for item in (window, padding)
-    )
-    strides = window if not strides else strides * 2 if len(strides) == 1 else strides
-    return expr("max_pool({0}, {1}, {2}, padding={3}, ceil_mode={4})",
-                x, window, tuple(strides), padding, ceil_mode)  # fmt: skip
-
-
-@_idiom("bernoulli")
-def _bernoulli(p: Printing, x: Value, rate: Any = None) -> Any:
-    if rate is None:
-        return expr("jax.random.bernoulli({0}, {1}).astype({1}.dtype)", p.key(), x)
-    node = literal(x)
-    is_new = isinstance(node, ast.Call) and text(node.func) in ("jnp.zeros", "jnp.empty")
-    shape = node.args[0] if isinstance(node, ast.Call) and is_new else expr("{0}.shape", x)
-    drawn = expr("jax.random.bernoulli({0}, {1}, {2})", p.key(), rate, shape)
-    return expr(f"{{0}}.astype(jnp.{_jax_dtype(p.dtype)})", drawn)
-
-
-@_idiom("rand")
-def _rand(p: Printing, size: Any, *, dtype: Any = None) -> Any:
-    if not p.dtype.startswith("complex"):
-        return expr("jax.random.uniform({0}, {1})", p.key(), tuple(size))
-    parts = (expr("jax.random.uniform({0}, {1})", p.key(), tuple(size)) for _ in range(2))
-    return expr("jax.lax.complex({0}, {1})", *parts)
-
-
-@_idiom("one_hot")
-def _one_hot(p: Printing, x: Value, count: Any = -1) -> Any:
-    return None if count == -1 else expr("jax.nn.one_hot({0}, {1}, dtype=jnp.int32)", x, count)
 
 
 _OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -256,7 +256,7 @@ class Statements:
                     yield from self._assign(*pair)
                 return
             nothing = ast.Constant(None)
-            kept = [nothing if self._is_device(item) else item for item in value.elts]
+            kept = [nothing if self.is_device(item) else item for item in value.elts]
             value = ast.Tuple(kept, ast.Load())
         if isinstance(target, ast.Subscript):
             owners = self.expressions.values(target.value)
