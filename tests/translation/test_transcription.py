@@ -527,3 +527,22 @@ def test_a_model_of_a_repository_is_made_at_another_size_and_trains(name):
     before, slopes = nnx.value_and_grad(loss)(twin)
     optimizer.update(twin, slopes)
     assert float(loss(twin)) < float(before)
+
+
+class Filtered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(3))
+
+    def forward(self, x):
+        spectrum = torch.fft.rfft(x)
+        first = torch.zeros_like(spectrum)
+        first[:, :3] = spectrum[:, :3] * self.scale
+        return torch.fft.irfft(first, n=x.size(-1))
+
+
+def test_the_size_of_an_inverse_transform_is_that_of_the_source():
+    torch.manual_seed(0)
+    model, x = Filtered().eval(), torch.randn(2, 12)
+    made = transcribe(model, (torch.randn(2, 8),))
+    assert jnp.allclose(run(made, model, x)[1], model(x).detach().numpy(), atol=1e-5)
