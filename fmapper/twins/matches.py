@@ -266,14 +266,14 @@ def make(decisions: Iterable[Decision], arrays: Mapping[str, LazyArray]) -> dict
     for decision in decisions:
         match = decision.match
         if match.back:
-            there = derive(match.filled, partial(_joined, decision))
+            there = derive(match.filled, partial(_join_all, decision))
             made |= there.inverse().apply({entry.name: arrays[entry.name] for entry in match.used})
         else:
-            made |= _joined(decision, arrays)
+            made |= _join_all(decision, arrays)
     return made
 
 
-def _joined(decision: Decision, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+def _join_all(decision: Decision, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     made = {}
     for parts, entry in decision.match.rows():
         shapes = [[part.shape for part in group] for group in parts]
