@@ -75,8 +75,7 @@ def copy_into(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Non
     if target.dtype.itemsize in (1, 2, 4, 8):  # dtypes of ml_dtypes have no fast loops
         plain = np.dtype(f"u{target.dtype.itemsize}")
         target, source = target.view(plain), source.view(plain)
-    written, read = _dense_axis(target), _dense_axis(source)
-    if written == read or target.size <= _SMALL:
+    if target.size <= _SMALL or (written := _dense_axis(target)) == (read := _dense_axis(source)):
         np.copyto(target, source)
         return
     plane = target.shape[written] * target.shape[read]

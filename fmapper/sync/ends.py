@@ -64,6 +64,7 @@ class End:
         keep: Patterns for names of arrays that may stay as they are.
         entries: Those arrays, with their properties.
         arrays: The arrays that are held, each once.
+        numbers: Their numbers in these by name.
         places: Where they are.
         held: Their outlines by name, with the parts that are in this process.
         layout: The rules that make them of those by name.
@@ -111,8 +112,8 @@ class End:
                     f"{name}: this array of the {role} is computed when it is asked for, so "
                     "that it cannot be kept in step. Pass fmapper.state of the model"
                 )
-        self._numbers = {name: numbers[id(array)] for name, array in live.items()}
-        first = {number: name for name, number in reversed(self._numbers.items())}
+        self.numbers = {name: numbers[id(array)] for name, array in live.items()}
+        first = {number: name for name, number in reversed(self.numbers.items())}
         held = ((name, self.arrays[n], self.places[n]) for n, name in first.items())
         self.held = {name: _hold(array, place, transport) for name, array, place in held}
 
@@ -131,7 +132,7 @@ class End:
             tree = self._generator.live_arrays()
         arrays = self._reader.read(self.tree if tree is None else tree)
         for name in names:
-            problem = self._problem(arrays[self.number(name)], self.places[self.number(name)])
+            problem = self._problem(arrays[self.numbers[name]], self.places[self.numbers[name]])
             if problem:
                 raise SyncError(
                     f"{name} of the {self._role} is not as it was when the sync was planned: "
@@ -151,21 +152,17 @@ class End:
 
     def parts(self, name: str, arrays: Sequence[Any]) -> Mapping[Box, Any]:
         """Returns the parts of an array in this process, given the current arrays."""
-        number = self.number(name)
+        number = self.numbers[name]
         if self.places[number].layout is None:
             return {self._wholes[number]: arrays[number]}
         return parts_of(arrays[number])
-
-    def number(self, name: str) -> int:
-        """Returns the number of a held array."""
-        return self._numbers[name]
 
     def write(self, new: Mapping[int, Any]) -> Any:
         """Puts new arrays into the tree, by their numbers; returns the tree."""
         if self._generator is not None:
             held = self._generator.live_arrays()
             if new:
-                self._generator.hold({n: new.get(k, held[n]) for n, k in self._numbers.items()})
+                self._generator.hold({n: new.get(k, held[n]) for n, k in self.numbers.items()})
         else:
             self.tree = self._reader.write(self.tree, new)
         return self.tree

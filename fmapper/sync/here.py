@@ -39,10 +39,10 @@ class _Target(NamedTuple):
 
     @classmethod
     def of(cls, name: str, array: LazyArray, end: End, shared: int | None) -> _Target:
-        number, (boxes,) = end.number(name), end.held[name].boxes.values()
+        number, (boxes,) = end.numbers[name], end.held[name].boxes.values()
         place, parts = end.places[number], end.parts(name, end.arrays).values()
-        how = not place.adapter.frozen, all(map(is_writable, parts)), place.device.kind == "meta"
-        return cls(name, number, array, boxes, *how, shared)
+        writable, abstract = all(is_writable(x, name) for x in parts), place.device.kind == "meta"
+        return cls(name, number, array, boxes, not place.adapter.frozen, writable, abstract, shared)
 
     @property
     def is_copied(self) -> bool:
@@ -87,7 +87,7 @@ class Here:
             groups: dict[Hashable, dict[str, LazyArray]] = {}
             for name, array in computed.items():
                 if name in target.held:
-                    adapter = target.places[target.number(name)].adapter
+                    adapter = target.places[target.numbers[name]].adapter
                     groups.setdefault((adapter, target.held[name].domain), {})[name] = array
             self._computed = [OnDevice(source, target, group) for group in groups.values()]
         self._inputs = [*inputs]
@@ -249,10 +249,10 @@ def _share(name: str, array: LazyArray, source: End, target: End) -> int | None:
         return None
     if source.held[array.name].boxes != target.held[name].boxes:
         return None
-    number = source.number(array.name)
+    number = source.numbers[array.name]
     if not source.places[number].adapter.frozen:
         raise SyncError(
             f"{array.name}: share=True, but this array can be written to, which would change the "
             "running model at any time. Leave out share=True"
         )
-    return number if source.places[number] == target.places[target.number(name)] else None
+    return number if source.places[number] == target.places[target.numbers[name]] else None

@@ -59,6 +59,9 @@ class Input(LazyArray):
 
     def _pieces(self, box: Box) -> Iterator[tuple[Any, np.ndarray[Any, Any]]]:
         """Yields the parts of a box that are here: an index in the box, and the values."""
+        if (whole := self.parts.get(box)) is not None:
+            yield ..., whole._read(full_box(whole.shape))
+            return
         for held, values in self.parts.items():
             common = overlap(held, box)
             if common is not None:
@@ -87,8 +90,7 @@ def overlap(a: Box, b: Box) -> Box | None:
 
 
 def _within(box: Box, outer: Box) -> Box:
-    pairs = zip(box, outer, strict=True)
-    return tuple((start - begin, stop - begin) for (start, stop), (begin, _) in pairs)
+    return tuple((start - a, stop - a) for (start, stop), (a, _) in zip(box, outer, strict=True))
 
 
 def with_steps(array: LazyArray, steps: Iterable[Step]) -> LazyArray:

@@ -13,6 +13,7 @@ from fmapper.backends.discovery import owner_of
 from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints.boxes import Box, full_box, parts_of_box
 from fmapper.checkpoints.lazy import LazyArray
+from fmapper.errors import SyncError
 from fmapper.machine import populate
 from fmapper.moves.host_copy import ALIGNMENT, copy_all, host_buffers
 
@@ -46,13 +47,15 @@ def on_host(arrays: Sequence[Any]) -> list[Array]:
     return hosts
 
 
-def is_writable(array: Any) -> bool:
-    """Returns whether the memory of an array can be written to from the host."""
+def is_writable(array: Any, name: str) -> bool:
+    """Returns whether the host can write to an array's memory; raises for a read-only array."""
     adapter = owner_of(array)
     if adapter.frozen or adapter.device(array).kind != "cpu":
         return False
     exchange = adapter.export([array], HOST)
-    return 0 not in exchange.private and exchange.data[0].flags.writeable
+    if 0 not in exchange.private and not exchange.data[0].flags.writeable:
+        raise SyncError(f"{name}: the array of the target is read-only; pass a copy of it")
+    return 0 not in exchange.private
 
 
 def fill(reads: Iterable[tuple[LazyArray, Box, Array]]) -> None:

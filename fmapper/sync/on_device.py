@@ -61,9 +61,9 @@ class OnDevice:
     def __init__(self, source: End, target: End, made: Mapping[str, LazyArray]) -> None:
         self.names, self._arrays = [*made], [*made.values()]
         self.leaves = [*dict.fromkeys(x.name for a in self._arrays for x in leaves_of(a))]
-        self._from = [source.number(name) for name in self.leaves]
+        self._from = [source.numbers[name] for name in self.leaves]
         self.nbytes = sum(array.nbytes for array in self._arrays)
-        self.numbers = [target.number(name) for name in self.names]
+        self.numbers = [target.numbers[name] for name in self.names]
         old = [target.arrays[number] for number in self.numbers]
         adapter = owner_of(old[0])
         assert isinstance(adapter, Compute)

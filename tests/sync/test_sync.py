@@ -349,6 +349,14 @@ def test_a_layer_that_is_replaced_is_followed() -> None:
     assert torch.equal(target[2].weight, source[2].weight)
 
 
+def test_a_read_only_array_is_refused_before_anything_is_written() -> None:
+    target = {"a": np.zeros(2), "b": np.zeros(2)}
+    target["b"].flags.writeable = False
+    with pytest.raises(fmapper.SyncError, match="b: the array of the target is read-only"):
+        fmapper.Sync({"a": np.ones(2), "b": np.ones(2)}, target)
+    assert not target["a"].any()
+
+
 def test_a_part_alone() -> None:
     source, target = make(), make(1)
     before = target[0].weight.clone()
