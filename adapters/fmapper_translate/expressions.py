@@ -213,7 +213,8 @@ class Expressions:
             case ast.ListComp() if self.file.constructs(self.function) and choices.are_numbers(
                 value
             ):
-                return choices.Concrete().visit(self._copy(node))
+                made: ast.expr = choices.Concrete().visit(self._copy(node))
+                return made
             case ast.BinOp(left, ast.Add(), right) if is_constant(self.code(right), 0):
                 return self.code(left)
             case ast.BinOp() | ast.UnaryOp() | ast.Compare() if event.operations:
@@ -225,8 +226,8 @@ class Expressions:
             owner, key = self.code(node.value.value), self.code(node.slice)
             return expr("getattr({0}, {1})", owner, key)
         if isinstance(event.value, type) and not isinstance(node.value, ast.Attribute):
-            owner = event.parts.get(node.value)
-            if owner is not None and isinstance(owner.value, dict):  # a registry
+            registry = event.parts.get(node.value)
+            if registry is not None and isinstance(registry.value, dict):
                 return self._reference(node.slice, event.value)
         made: ast.Subscript = self._rebuild(node)
         if isinstance(event.value, torch.Tensor):

@@ -396,6 +396,7 @@ class File:
             item.owner is cls and self._is_wanted(item) for item in self.recording.functions
         )
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        assert isinstance(tree, ast.ClassDef)
         return not has_functions and not any(map(self.omissions.is_read, map(_name_of, tree.body)))
 
     def _print_plain_class(self, cls: type, tree: ast.ClassDef) -> str:

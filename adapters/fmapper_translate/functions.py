@@ -157,6 +157,7 @@ def _read(target: types.FunctionType, owner: type | None) -> Function:
 
 # --- code that tells what its expressions give ----------------------------------------------------
 
+_INNER = "__recorded_function__"
 VALUE, STATEMENT, CHOICE = "__recorded_value__", "__recorded_statement__", "__recorded_choice__"
 
 
@@ -174,6 +175,7 @@ def instrument(function: Function, number: Callable[[ast.AST], int]) -> types.Co
         id(twin): number(node) for node, twin in zip(function.nodes, ast.walk(copy), strict=True)
     }
     copy.decorator_list = []
+    copy.name = _INNER  # not its own, by which it may call another function
     copy.body = _Instrument(numbers).block(copy.body)
     copy.args.defaults = [ast.Constant(None) for _ in copy.args.defaults]
     copy.args.kw_defaults = [item and ast.Constant(None) for item in copy.args.kw_defaults]
@@ -190,7 +192,7 @@ def instrument(function: Function, number: Callable[[ast.AST], int]) -> types.Co
     whole = compile(module, original.co_filename, "exec", dont_inherit=True)
     (made,) = (item for item in whole.co_consts if isinstance(item, types.CodeType))
     (code,) = (item for item in made.co_consts if isinstance(item, types.CodeType))
-    return code.replace(co_qualname=original.co_qualname)
+    return code.replace(co_name=original.co_name, co_qualname=original.co_qualname)
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:

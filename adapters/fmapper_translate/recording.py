@@ -315,8 +315,8 @@ def _conditions(
                 yield test, [then], [other]
             case ast.BoolOp(op, values):
                 for at, value in enumerate(values[:-1]):
-                    rest = values[at + 1 :]
-                    yield (value, rest, []) if isinstance(op, ast.And) else (value, [], rest)
+                    more = values[at + 1 :]
+                    yield (value, more, []) if isinstance(op, ast.And) else (value, [], more)
 
 
 def _snapshot(value: Any) -> Any:

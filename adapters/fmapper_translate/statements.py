@@ -27,6 +27,10 @@ from fmapper_translate.printing.conditions import INDENT, print_if
 if TYPE_CHECKING:
     from fmapper_translate.files import File
 
+_HOOKS = frozenset({  # of state dicts
+    "_register_load_state_dict_pre_hook", "register_load_state_dict_pre_hook",
+    "register_load_state_dict_post_hook", "register_state_dict_pre_hook",
+})  # fmt: skip
 _SETTERS = frozenset({"add_module", "register_module", "register_parameter"})
 _WIDTH = 88  # of a line with a comment beside it
 
@@ -335,7 +339,7 @@ class Statements:
         elif name in _SETTERS and isinstance(func, ast.Attribute):
             codes = [self.code(item) for item in (func.value, *call.args)]
             yield f"setattr({', '.join(map(text, codes))})"
-        elif callee is print or library.is_message(callee):
+        elif callee is print or library.is_message(callee) or name in _HOOKS:
             return
         elif initial_values.is_initialization(callee):
             yield from self._initialize(lambda: initial_values.initialize(self.expressions, call))

@@ -546,3 +546,26 @@ def test_the_size_of_an_inverse_transform_is_that_of_the_source():
     model, x = Filtered().eval(), torch.randn(2, 12)
     made = transcribe(model, (torch.randn(2, 8),))
     assert jnp.allclose(run(made, model, x)[1], model(x).detach().numpy(), atol=1e-5)
+
+
+def scaled(x, scale):
+    return x * scale
+
+
+class Named(nn.Module):
+    """Has a method with the name of the function that it calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def scaled(self, x):
+        return scaled(x, self.scale)
+
+    def forward(self, x):
+        return self.scaled(x)
+
+
+def test_a_method_calls_the_function_of_its_name():
+    code = transcribe(Named(), (torch.rand(2, 4),)).code
+    assert "        return scaled(x, self.scale[...])" in code

@@ -33,7 +33,7 @@ class Configs:
 
     def fill(self, record: type, names: Sequence[str | None], count: int) -> None:
         """Notes that a record is made with the fields of these names, and with the first ones."""
-        fields = [item.name for item in dataclasses.fields(record)]  # type: ignore[arg-type]
+        fields = [item.name for item in dataclasses.fields(record)]
         self._filled[record] |= {
             *fields[:count],
             *(fields if None in names else filter(None, names)),
@@ -47,7 +47,7 @@ class Configs:
 
     def names(self, cls: type) -> list[str]:
         """Returns the fields of a configuration that are read, in their order in the source."""
-        order = [item.name for item in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        order = [item.name for item in dataclasses.fields(cls)]
         read = self._fields[cls]
         return [*(name for name in order if name in read), *sorted(read.keys() - {*order})]
 
@@ -77,7 +77,7 @@ class Configs:
         """Returns the class of what a model returns, with the fields that it is made with."""
         rows = [
             f"    {item.name}: jax.Array | None = None"
-            for item in dataclasses.fields(cls)  # type: ignore[arg-type]
+            for item in dataclasses.fields(cls)
             if item.name in self._filled[cls]
         ]
         header = "@jax.tree_util.register_dataclass\n@dataclass\n"

@@ -57,7 +57,7 @@ class Omissions:
         if not library.is_library(function.target.__module__):
             return set()
         here = self.parameters(function)
-        left = {key for key in call.keywords if self._is_left_out(function, key, here)}
+        left: set[Any] = {key for key in call.keywords if self._is_left_out(function, key, here)}
         target = self._recording.function_of(
             getattr(type(callee), "forward", callee) if isinstance(callee, nn.Module) else callee
         )
