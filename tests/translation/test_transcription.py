@@ -495,10 +495,9 @@ def test_a_model_of_a_repository_is_made_at_another_size_and_trains(name):
     made, space = transcribe(model, inputs, (args, kwargs)), {}
     exec(compile(made.code, name, "exec"), space)
     other = dict(kwargs)
-    config = next((x for x in other.values() if dataclasses.is_dataclass(x)), None)
+    config = next((key for key, x in other.items() if dataclasses.is_dataclass(x)), None)
     if config is not None:
-        for key, value in SIZES[name].items():
-            setattr(config, key, value)
+        other[config] = dataclasses.replace(other[config], **SIZES[name])
     else:
         other |= SIZES[name]
     source = type(model)(*args, **other)
