@@ -157,7 +157,7 @@ class Operations:
         args, kwargs = self._arguments(operation)
         try:
             return printer(p, *args, **kwargs)
-        except (TypeError, AttributeError):  # of a printer that computes with what is code
+        except (TypeError, AttributeError, SyntaxError):  # of a printer that needs a number
             self._is_literal = True
             args, kwargs = self._arguments(operation)
             self._is_literal = False
