@@ -10,8 +10,7 @@ from fmapper.backends.namespace import array_namespace
 from fmapper.checkpoints import lazy_operations as ops
 from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.errors import StructureMismatchError
-from fmapper.sync.planning import leaves_of
-from fmapper.sync.strided import Leaf
+from fmapper.sync.inputs import Leaf, leaves_of
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules

@@ -330,11 +330,13 @@ def _behind_gradients(operation: str) -> packed.Refused:
 
 _DATA: Any = torch.Tensor.data
 
+_DEEPCOPY: Any = torch.Tensor.__deepcopy__
+
 
 def _deepcopy(x: torch.Tensor, memo: dict[int, Any]) -> Any:
     """Computes `copy.deepcopy` of a tensor without asking for its memory."""
     if not isinstance(x, autograd.TRACED):
-        return torch.Tensor.__deepcopy__(x, memo)
+        return _DEEPCOPY(x, memo)
     if id(x) not in memo:
         memo[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
     return memo[id(x)]
@@ -360,7 +362,7 @@ _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.__setitem__: _put,
     _DATA.__get__: _data,
     _DATA.__set__: _set_data,
-    torch.Tensor.__deepcopy__: _deepcopy,
+    _DEEPCOPY: _deepcopy,
 }
 for _dims in (1, 2, 3):
     for _name, _reduce in (("avg", _mean), ("max", _largest)):
