@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from fmapper.translation import expr
+from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.operations import NotTranscribed
 from fmapper_translate.printing.folding import ends, fold, is_constant, known_test
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def print_choice(expressions: Expressions, node: ast.expr) -> ast.expr | None:
-    """Returns the code for `and`, `or` and conditional expressions; None for others."""
+    """Returns the code for `and`, `or`, conditional expressions and dicts; None for others."""
     match node:
         case ast.BoolOp(op, values):
             codes: list[ast.expr] = []
@@ -23,6 +24,13 @@ def print_choice(expressions: Expressions, node: ast.expr) -> ast.expr | None:
                 if ends(codes[-1], op):
                     break
             return fold(ast.BoolOp(op, codes)) if len(codes) > 1 else codes[0]
+        case ast.Dict(keys, values) if library.is_library(expressions.function.target.__module__):
+            pairs = [
+                (key and expressions.code(key), expressions.code(value))
+                for key, value in zip(keys, values, strict=True)
+            ]  # what a call has as `**` of it
+            kept = [(key, value) for key, value in pairs if not _is_left_out(key, value)]
+            return ast.Dict([key for key, _ in kept], [value for _, value in kept])
         case ast.IfExp(test, then, other):
             condition = expressions.code(test)
             outcome = known_test(condition)
@@ -33,6 +41,11 @@ def print_choice(expressions: Expressions, node: ast.expr) -> ast.expr | None:
             is_turned = isinstance(test, ast.UnaryOp) or not isinstance(condition, ast.UnaryOp)
             return made if is_turned else fold(made)
     return None
+
+
+def _is_left_out(key: ast.expr | None, value: ast.expr) -> bool:
+    is_named = isinstance(key, ast.Constant) and key.value in library.LEFT_OUT
+    return is_named and isinstance(value, ast.Constant) and library.is_nothing(value.value)
 
 
 def _side(expressions: Expressions, choice: ast.IfExp, side: ast.expr) -> ast.expr:
