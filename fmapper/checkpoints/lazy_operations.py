@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.arrays import HOST, Arrays
@@ -414,3 +414,38 @@ class View(Operation):
             self.operands[0]._fill(box, out.view(self.operands[0].dtype))
         else:
             copy_into(out, self._read(box))
+
+
+# Operations -> how they are computed in a namespace. Casts are left to the caller, who knows what
+# becomes of values that do not fit.
+COMPUTED: dict[type, Callable[..., Any]] = {
+    Transpose: lambda xp, op, x: xp.permute_dims(x, tuple(op.axes)),
+    Reshape: lambda xp, op, x: xp.reshape(x, op.shape),
+    Part: lambda xp, op, x: x[tuple(slice(*bounds) for bounds in op.box)],
+    Concatenate: lambda xp, op, *parts: xp.concat(parts, axis=op.along),
+    Scale: lambda xp, op, x: x / op.factor if op.divide else x * op.factor,
+    Offset: lambda xp, op, x: x + op.value,
+    Sum: lambda xp, op, *parts: sum(parts[1:], parts[0]),
+}
+
+
+def compute(
+    array: LazyArray,
+    value: Callable[[Any], Any],
+    others: Callable[[Operation, list[Any]], Any],
+) -> Any:
+    """Computes a lazy array with arrays of any framework, also under `jit`.
+
+    Args:
+        array: The array.
+        value: Returns the value of an array that is not an operation.
+        others: Computes an operation that is not in `COMPUTED` from its operands.
+    """
+    from fmapper.backends.namespace import array_namespace
+
+    if not isinstance(array, Operation):
+        return value(array)
+    operands = [compute(operand, value, others) for operand in array.operands]
+    if type(array) not in COMPUTED:
+        return others(array, operands)
+    return COMPUTED[type(array)](array_namespace(operands), array, *operands)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fmapper.backends.arrays import Arrays
@@ -15,21 +16,12 @@ from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import owner_of
 from fmapper.backends.namespace import array_namespace
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.lazy_operations import (
-    Cast,
-    Concatenate,
-    Offset,
-    Part,
-    Scale,
-    Sum,
-    Transpose,
-)
+from fmapper.checkpoints.lazy_operations import COMPUTED, Cast, compute
 from fmapper.errors import LossyCastError
 from fmapper.sync.ends import End, Held
-from fmapper.sync.inputs import MOVES, Leaf, leaves_of, nodes_of
+from fmapper.sync.inputs import Leaf, leaves_of, nodes_of
 
 _CASTS = {"bfloat16", "float16", "float32", "float64"}  # in which all frameworks round alike
-_MOVES = (*MOVES, Offset, Scale, Sum)
 
 
 def lies_together(
@@ -45,7 +37,7 @@ def lies_together(
 def _is_known(array: LazyArray) -> bool:
     if isinstance(array, Cast):
         return {array.dtype.name, array.operands[0].dtype.name} <= _CASTS
-    return isinstance(array, (*_MOVES, Leaf))
+    return isinstance(array, Leaf) or type(array) in COMPUTED
 
 
 class OnDevice:
@@ -110,31 +102,14 @@ class OnDevice:
         flags: list[Any] = []
         self._cast = []
         for name, array in zip(self.names, self._arrays, strict=True):
-            values.append(_evaluate(array, by_name, flags))
+            values.append(compute(array, lambda x: by_name[x.name], partial(_cast, flags)))
             self._cast += [name] * (len(flags) - len(self._cast))
         return values, [array_namespace(flags[0]).stack(flags)] if flags else []
 
 
-def _evaluate(array: LazyArray, leaves: Mapping[str, Any], flags: list[Any]) -> Any:
-    if isinstance(array, Leaf):
-        return leaves[array.name]
-    assert isinstance(array, (*_MOVES, Cast))
-    x, *others = (_evaluate(operand, leaves, flags) for operand in array.operands)
+def _cast(flags: list[Any], array: LazyArray, operands: Sequence[Any]) -> Any:
+    (x,) = operands
     xp = array_namespace(x)
-    if isinstance(array, Cast):
-        new = xp.astype(x, getattr(xp, array.dtype.name))
-        flags.append(xp.all(xp.isfinite(new) | ~xp.isfinite(x)))
-        return new
-    if isinstance(array, Transpose):
-        return xp.permute_dims(x, array.axes)
-    if isinstance(array, Part):
-        return x[tuple(slice(*ends) for ends in array.box)]
-    if isinstance(array, Concatenate):
-        return xp.concat([x, *others], axis=array.along)
-    if isinstance(array, Offset):
-        return x + array.value
-    if isinstance(array, Scale):
-        return x / array.factor if array.divide else x * array.factor
-    if isinstance(array, Sum):
-        return sum(others, x)
-    return xp.reshape(x, array.shape)
+    new = xp.astype(x, getattr(xp, array.dtype.name))
+    flags.append(xp.all(xp.isfinite(new) | ~xp.isfinite(x)))
+    return new

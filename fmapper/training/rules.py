@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fmapper.backends.namespace import array_namespace
-from fmapper.checkpoints import lazy_operations as ops
 from fmapper.checkpoints.lazy import LazyArray, Operation
+from fmapper.checkpoints.lazy_operations import compute
 from fmapper.errors import StructureMismatchError
 from fmapper.sync.inputs import Leaf, leaves_of
 
@@ -63,24 +63,16 @@ def _leaves(arrays: Arrays) -> dict[str, Leaf]:
     return {name: Leaf(name, [*map(int, x.shape)], dtype) for name, x in arrays.items()}
 
 
-_OPERATIONS: dict[type, Callable[..., Any]] = {
-    ops.Transpose: lambda xp, op, x: xp.permute_dims(x, tuple(op.axes)),
-    ops.Reshape: lambda xp, op, x: xp.reshape(x, op.shape),
-    ops.Part: lambda xp, op, x: x[tuple(slice(*bounds) for bounds in op.box)],
-    ops.Concatenate: lambda xp, op, *parts: xp.concat(parts, axis=op.along),
-    ops.Scale: lambda xp, op, x: x / op.factor if op.divide else x * op.factor,
-    ops.Offset: lambda xp, op, x: x + op.value,
-    ops.Sum: lambda xp, op, *parts: sum(parts[1:], parts[0]),
-}
-
-
 def _compute(array: LazyArray, value: Callable[[Leaf], Any]) -> Any:
     """Computes what is planned for an array, from the values of its leaves."""
-    if isinstance(array, Leaf):
+
+    def leaf(array: LazyArray) -> Any:
+        if not isinstance(array, Leaf):
+            raise StructureMismatchError(f"{array}: only arrays of the model can be moved by rules")
         return value(array)
-    if not isinstance(array, Operation):
-        raise StructureMismatchError(f"{array}: only arrays of the model can be moved by rules")
-    if type(array) not in _OPERATIONS:
-        raise StructureMismatchError(f"{array}: an adapter cannot be taken through this operation")
-    operands = [_compute(operand, value) for operand in array.operands]
-    return _OPERATIONS[type(array)](array_namespace(operands), array, *operands)
+
+    return compute(array, leaf, _refuse)
+
+
+def _refuse(array: Operation, operands: object) -> NoReturn:
+    raise StructureMismatchError(f"{array}: an adapter cannot be taken through this operation")
