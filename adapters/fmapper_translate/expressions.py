@@ -16,6 +16,7 @@ from torch import nn
 from fmapper.translation import expr, literal, text
 from fmapper_translate import arrays, calls, layers
 from fmapper_translate.constructors import numbers
+from fmapper_translate.fallback import refuse_wrapper
 from fmapper_translate.flax.constructions import Code, make_activation, make_layer, make_partial
 from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.libraries import infrastructure as library
@@ -335,6 +336,7 @@ class Expressions:
             if base is not None and isinstance(base.value, torch.Tensor):
                 return self._tensor_method(node, node.func, base.value, event)
         if isinstance(callee, nn.Module):
+            refuse_wrapper(self.file.recording, callee, event)
             return self._call_module(node, callee)
         of_library = requests.print_call(self, node, callee, event)
         if of_library is not None:
@@ -355,6 +357,7 @@ class Expressions:
                 return make_partial(self.code, node, kind, layer)
         function = self.file.recording.function_of(callee)
         if function is not None:
+            refuse_wrapper(self.file.recording, callee, event)
             self.file.add_function(function)
             more = [ast.keyword("rngs", expr("rngs"))] if function.makes_modules else []
             func = self.code(node.func)

@@ -14,7 +14,7 @@ from torch import nn
 from fmapper.translation import expr, literal, text
 from fmapper_translate.functions import Function
 from fmapper_translate.operations import NotTranscribed, Operations
-from fmapper_translate.recording import Activation, Event, Operation
+from fmapper_translate.recording import Activation, Event, Operation, Recording
 
 if TYPE_CHECKING:
     from fmapper_translate.files import File
@@ -94,6 +94,7 @@ class _Body:
     def _call(self, event: Event, owner: Any) -> ast.expr:
         assert isinstance(event.node, ast.Call)
         callee = event.parts[event.node.func].value
+        refuse_wrapper(self._file.recording, callee, event)
         if isinstance(callee, nn.Module) and isinstance(owner, nn.Module):
             path = next((name for name, part in owner.named_modules() if part is callee), None)
             if path is None:
@@ -124,3 +125,14 @@ class _Body:
             return literal(value)
         except TypeError:
             raise NotTranscribed(f"it gives a {type(value).__name__}") from None
+
+
+def refuse_wrapper(recording: Recording, callee: Any, event: Event | None) -> None:
+    """Refuses a call of a function of the source that ran operations outside of its own code.
+
+    Those are of a decorator or a hook, which the file does not have.
+    """
+    target = getattr(type(callee), "forward", None) if isinstance(callee, nn.Module) else callee
+    if event is not None and event.operations and recording.function_of(target) is not None:
+        names = ", ".join(dict.fromkeys(operation.name for operation in event.operations))
+        raise NotTranscribed(f"a decorator or hook of it computes with tensors ({names})")

@@ -1,6 +1,7 @@
 """Files that are transcribed from the source of a model's classes."""
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import math
@@ -568,3 +569,36 @@ class Named(nn.Module):
 def test_a_method_calls_the_function_of_its_name():
     code = transcribe(Named(), (torch.rand(2, 4),)).code
     assert "        return scaled(x, self.scale[...])" in code
+
+
+def scaled_by_length(forward):
+    @functools.wraps(forward)
+    def call(self, x):
+        x = x * 2 if bool(x.sum() > 1e6) else x
+        return forward(self, x)
+
+    return call
+
+
+class Decorated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rate = 0.5
+
+    @scaled_by_length
+    def forward(self, x):
+        return x * self.rate
+
+
+class AroundDecorated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Decorated()
+
+    def forward(self, x):
+        return self.inner(x) + 1
+
+
+def test_a_decorator_that_computes_is_not_left_out():
+    with pytest.raises(NotTranscribed, match="a decorator or hook of it computes with tensors"):
+        transcribe(AroundDecorated(), (torch.ones(2),), ((), {}))
