@@ -157,6 +157,8 @@ def on_other_values(
     try:
         got = compiled_call(converted, *given)
     except Exception as error:
+        if "these inputs violate" in str(error):  # a check of the program
+            return None
         return float("inf"), f"{type(error).__name__}: {str(error)[-300:]}"
     return difference(got, want)
 
