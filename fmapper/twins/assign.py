@@ -125,9 +125,7 @@ class _Assigner:
             match
             for wholes, many, back in ((columns, rows, False), (rows, columns, True))
             for whole in wholes
-            for match in joins(
-                [g for g in many if not g.words.contradicts(whole.words)], whole, back=back
-            )
+            for match in joins([g for g in many if self._may_be_part(g, whole)], whole, back=back)
             if self._may_be(match)
         ]
         self._fits = Counter(group for pair in self._open_pairs() for group in pair)
@@ -135,6 +133,10 @@ class _Assigner:
     def _may_be(self, match: Match) -> bool:
         self._agrees[match] = self._roles.agree(match) if self._roles else None
         return self._agrees[match] is not False
+
+    def _may_be_part(self, group: Group, whole: Group) -> bool:
+        parts = self._roles.parts.get(whole.entries[0].name, ()) if self._roles else ()
+        return group.entries[0].name in parts or not group.words.contradicts(whole.words)
 
     def _open_pairs(self, *, despite_names: bool = False) -> Iterator[tuple[Group, Group]]:
         """Yields what can be paired where names do not contradict, or roles outweigh them."""

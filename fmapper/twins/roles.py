@@ -48,12 +48,12 @@ class Roles:
     def __init__(self, source: list[_Place], target: list[_Place]) -> None:
         self._twins: dict[str, set[str]] = defaultdict(set)
         self._sources: dict[str, set[str]] = defaultdict(set)
-        self._parts: dict[str, set[str]] = {}  # of a parameter, those of the other side
+        self.parts: dict[str, set[str]] = {}  # of a parameter, those of the other side
         twins = _pairs(source, target)
         for whole, parts in _wholes(twins):
             names = [name for place in (whole, *parts) for name in place.weights]
             if len(names) == 1 + len(parts):
-                self._parts[names[0]] = {*names[1:]}
+                self.parts[names[0]] = {*names[1:]}
         for a, b in twins.items():
             for root in (True, False):
                 mine = [name for name, of in a.weights.items() if of is root]
@@ -68,7 +68,7 @@ class Roles:
         for parts, entry in match.rows():
             if len(match.many) > 1:
                 names = {part.name for group in parts for part in group}
-                answers.add(self._parts[entry.name] == names if entry.name in self._parts else None)
+                answers.add(self.parts[entry.name] == names if entry.name in self.parts else None)
                 continue
             for row, part in enumerate(parts[0]):
                 name = f"{entry.name}#{row}" if match.over else entry.name
