@@ -11,15 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from fmapper.twins.groups import Group, groups_of
-from fmapper.twins.matches import (
-    LAYERS,
-    ROLE,
-    SHAPES,
-    Decision,
-    Match,
-    joins,
-    match_of,
-)
+from fmapper.twins.matches import LAYERS, ROLE, SHAPES, Decision, Match, joins, match_of
 from fmapper.twins.sides import Entry
 from fmapper.twins.words import PLACES
 

@@ -194,6 +194,10 @@ def _wholes(twins: Mapping[_Place, _Place]) -> Iterator[tuple[_Place, list[_Plac
             alike = len({place.kind for place in (*wholes, *parts)}) == 1
             if len(wholes) == 1 < len(parts) and alike and sizes[0] == sizes[1]:
                 yield wholes[0], parts
+                biases = [p for part in parts for p in part.after if p.kind == "term"]
+                of_whole = [p for p in wholes[0].after if p.kind == "term"]
+                if len(of_whole) == 1 and len(biases) == len(parts):
+                    yield of_whole[0], biases
 
 
 def _looks(places: list[_Place]) -> list[dict[_Place, int]]:
