@@ -209,3 +209,25 @@ class Halves(nnx.Module):
         v = self.z1(x).reshape(n, t, 2, 4)
         y = attend(rotate(self.z3(x)), rotate(self.z2(x)), v, causal=False)
         return self.z0(y.reshape(n, t, 8))
+
+
+class Gated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(8, 12, bias=False) for _ in range(2))
+        self.down_proj = torch.nn.Linear(12, 8, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class NnxGated(nnx.Module):
+    """The same, with a stack of gate and up that is named for the gate alone."""
+
+    def __init__(self, rngs: Any) -> None:
+        self.gating_einsum = nnx.Param(jnp.zeros((2, 8, 12)))
+        self.linear = nnx.Param(jnp.zeros((12, 8)))
+
+    def __call__(self, x: Any) -> Any:
+        gate, up = jnp.einsum("btd,kdf->kbtf", x, self.gating_einsum[...])
+        return jax.nn.silu(gate) * up @ self.linear[...]

@@ -239,6 +239,7 @@ PAIRS: dict[str, Make] = {
     "grouped -> equinox": _pair(_L.Grouped, lambda: _of(_L.EqxGrouped), IMAGES),
     "grouped -> nnx": _pair(_L.Grouped, lambda: _of(_L.NnxGrouped), IMAGES),
     "gates in another order": _pair(_L.Gates, _L.OtherGates, STEPS),
+    "gate and up -> named for the gate": _pair(_L.Gated, lambda: _of(_L.NnxGated), SEQUENCE),
     "neighbours -> halves": _pair(_L.Neighbours, lambda: _of(_L.Halves), SEQUENCE),
     # policies
     "policy -> nnx": _pair(_I.Policy, lambda: _of(_I.NnxPolicy), VECTORS),
