@@ -27,8 +27,15 @@ COMPLETE = [
     "grouped -> nnx",
     "gates in another order",
     "neighbours -> halves",
+    "gate and up -> named for the gate",
 ]
-DAILY = ["gpt2 -> nanogpt", "equinox -> gru", "stacked -> experts", "linen -> deconvolution"]
+DAILY = [
+    "gpt2 -> nanogpt",
+    "equinox -> gru",
+    "stacked -> experts",
+    "linen -> deconvolution",
+    "gate and up -> named for the gate",
+]
 HARD = ["trap: norms, gate, projections", "trap: equal layers", "gru -> equinox"]
 
 
