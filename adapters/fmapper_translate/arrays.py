@@ -44,8 +44,8 @@ def variable(expressions: Expressions, node: ast.expr) -> ast.expr:
             owners = [event.parts[value].value for event in events if value in event.parts]
             if not all(isinstance(item, nn.Module) for item in owners):
                 raise NotTranscribed("it is an array of no module")
-            found = (layers.base_of(type(owner)) for owner in owners)
-            keys = {layer.variable(name)[0] if layer is not None else name for layer in found}
+            kinds = (layers.base_of(type(owner)) for owner in owners)
+            keys = {layer.variable(name)[0] if layer is not None else name for layer in kinds}
             base = expressions.code(value)
             if len(keys) != 1 and name != "bias":  # which all layers call so
                 return expr(f"array_of({{0}}, {name!r})", base)

@@ -53,16 +53,6 @@ class Function:
             node.value for node in self.nodes if isinstance(node, ast.Return) and node.value
         )
 
-    @functools.cached_property
-    def sets_attributes(self) -> bool:
-        """Whether it gives objects attributes, or modules buffers and parameters."""
-        setters = ("register_buffer", "register_parameter", "register_module", "add_module")
-        return any(
-            isinstance(node, ast.Attribute)
-            and (isinstance(node.ctx, ast.Store) or node.attr in setters)
-            for node in self.nodes
-        )
-
     @property
     def name(self) -> str:
         """Its name in the source."""

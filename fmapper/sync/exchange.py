@@ -325,7 +325,7 @@ def _whole(packet: Sequence[Transfer], data: Array, base: Array | None) -> Array
         bits = base[_HEADER:].view(np.uint16)
         Changes(LazyArray.of(data[_HEADER:]), bits.size, bits.dtype).apply(bits)
         return base
-    if data.nbytes != _HEADER + sum(map(_room_for, packet)):
+    if data.nbytes != _HEADER + sum(map(_room_for, packet)) or data[0] == _DELTA:
         raise SyncError(
             "processes have planned different syncs. Create them with models of the same classes"
         )

@@ -204,9 +204,9 @@ def _carry(
             (dtype, shape), like = ((y.dtype, tuple(y.shape)) for y in (x, old[at]))
             if dtype != like[0] or (held.algorithm != "adafactor" and shape != like[1]):
                 raise ConversionError(
-                    f"{names[id(old[at])]}: its moments are of {dtype} and shape {shape}, and it "
-                    f"is of {like[0]} and {like[1]}. Pass the model that the optimizer was made "
-                    "for; and torch has one dtype for both."
+                    f"{names[id(old[at])]}: its moments are of {dtype} and shape {shape}, but it "
+                    f"is of {like[0]} and shape {like[1]}. Pass the model that the optimizer was "
+                    "made for, in the dtype of its moments."
                 )
 
     def through(new: Sequence[Any]) -> list[Any]:

@@ -379,7 +379,7 @@ def test_conditions_of_which_each_example_takes_one_side_are_the_sources():
     _, result = run(made, model, x, mask)
     assert jnp.allclose(result, model(x, mask).detach().numpy(), atol=1e-5)
     assert jnp.allclose(run(made, model, x)[1], model(x).detach().numpy(), atol=1e-5)
-    with pytest.raises(AssertionError, match="the other side is not written"):
+    with pytest.raises(AssertionError, match="which no example has shown"):
         run(transcribe(model, (x,)), model, x, mask)
 
 

@@ -81,9 +81,9 @@ def _read(module: nn.Module) -> dict[str, Any]:
             case ast.Assign([ast.Attribute(ast.Name("self"), attr)], value) if hasattr(
                 module, attr
             ):
-                for name, told in _unify(value, getattr(module, attr), space):
+                for name, read in _unify(value, getattr(module, attr), space):
                     if name in names and name not in stored:
-                        arguments.setdefault(name, told)
+                        arguments.setdefault(name, read)
     return arguments
 
 
@@ -126,14 +126,14 @@ def _unify_call(
         parts = args[0] if isinstance(module, nn.ModuleList) and args else ast.List(args)
         yield from _unify(parts, module, space)
         return
-    told = _read(module)
+    values = _read(module)
     by_name = {str(key.arg): key.value for key in keywords if key.arg}
     try:
         given = layers.signature_of(cls).bind_partial(None, *args, **by_name).arguments
     except TypeError:
         return
     for name, node in given.items():
-        if name in told and isinstance(node, ast.expr):
-            value = told[name]
+        if name in values and isinstance(node, ast.expr):
+            value = values[name]
             is_even = isinstance(value, tuple) and len(set(value)) == 1
             yield from _unify(node, value[0] if is_even else value, space)

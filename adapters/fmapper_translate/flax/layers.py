@@ -385,14 +385,14 @@ def flatten(x, start, end):
 
 def expand(x, sizes):
     """Repeats an array along dimensions of 1; those of -1 stay."""
-    own = (1,) * (len(sizes) - x.ndim) + x.shape
-    pairs = zip(sizes, own, strict=True)
+    shape = (1,) * (len(sizes) - x.ndim) + x.shape
+    pairs = zip(sizes, shape, strict=True)
     return jnp.broadcast_to(x, tuple(old if new == -1 else new for new, old in pairs))
 
 
 def not_written():
     """Raises for the side of a condition that the file does not have."""
-    raise NotImplementedError("the other side is not written")
+    raise NotImplementedError("the source does something else here, which no example has shown")
 
 
 def nested_tuple(array):

@@ -15,6 +15,8 @@ from fmapper_translate.printing.folding import known_test
 if TYPE_CHECKING:
     from fmapper_translate.statements import Statements
 
+_UNSEEN = "the source does something else here, which no example has shown"
+
 INDENT = "    "
 
 
@@ -50,7 +52,7 @@ def print_if(statements: Statements, node: ast.If) -> Iterator[str]:
         decided = _ran(statements, node.test)
         if decided is None or set(tests) != {False}:
             raise
-        yield f'assert {text(negate(decided))}, "the other side is not written"'
+        yield f"assert {text(negate(decided))}, {_UNSEEN!r}"
         yield from sides[False]
         return
     if len(sides) == 2:
@@ -71,7 +73,7 @@ def print_if(statements: Statements, node: ast.If) -> Iterator[str]:
         return
     side = next(iter(sides))
     condition = test if side else negate(test)
-    yield f'assert {text(condition)}, "the other side is not written"'
+    yield f"assert {text(condition)}, {_UNSEEN!r}"
     yield from sides[side]
 
 
