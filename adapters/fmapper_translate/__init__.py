@@ -20,7 +20,7 @@ witness     the functions of a file that give something else than the source's
 transcription   all of it, and the proof of a file
 """
 
-from fmapper_translate.operations import NotTranscribed
 from fmapper_translate.transcription import Transcription, transcribe
+from fmapper_translate.walk.errors import NotTranscribed
 
 __all__ = ["NotTranscribed", "Transcription", "transcribe"]

@@ -10,7 +10,7 @@ from torch import nn
 
 from fmapper.translation import expr, text
 from fmapper_translate import layers
-from fmapper_translate.operations import NotTranscribed
+from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import functools
 import inspect
 import types
@@ -13,30 +12,25 @@ import numpy as np
 import torch
 from torch import nn
 
-from fmapper.translation import expr, literal, text
+from fmapper.translation import expr, literal
 from fmapper_translate import arrays, calls, layers
 from fmapper_translate.constructors import numbers
 from fmapper_translate.fallback import refuse_wrapper
-from fmapper_translate.flax.constructions import Code, make_activation, make_layer, make_partial
+from fmapper_translate.flax.constructions import make_activation, make_layer, make_partial
 from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries import requests
-from fmapper_translate.operations import (
-    NotTranscribed,
-    Operations,
-    Unnamed,
-    dtype_name,
-    plain,
-)
+from fmapper_translate.operations import Operations, dtype_name
 from fmapper_translate.printing import choices
-from fmapper_translate.printing.folding import fold, is_constant
+from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.printing.operands import arguments_of, tensors_of
 from fmapper_translate.recording import Event
+from fmapper_translate.walk import expressions as walk
+from fmapper_translate.walk.errors import NotTranscribed, Unnamed
 
 if TYPE_CHECKING:
     from fmapper_translate.files import File
 
-_SIMPLE = bool | int | float | str | None
 # Methods and attributes of tensors that give Python's values.
 _SIZES = {"dim": "{0}.ndim", "ndimension": "{0}.ndim", "numel": "{0}.size", "nelement": "{0}.size"}
 _ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "real", "imag", "itemsize", "nbytes"})
@@ -45,7 +39,7 @@ _TABLES = frozenset({"_modules", "_parameters", "_buffers"})  # of modules
 NEW_NAMES = {"forward": "__call__"}
 
 
-class Expressions:
+class Expressions(walk.Expressions):
     """Prints the expressions of one function.
 
     Args:
@@ -53,161 +47,26 @@ class Expressions:
         function: The function.
     """
 
+    new_names = NEW_NAMES
+    file: File
+
     def __init__(self, file: File, function: Function) -> None:
-        self.file = file
-        self.function = function
-        self._events = file.recording.events
-        self._codes: dict[ast.AST, ast.expr] = {}
+        super().__init__(file, function)
         constructs = file.constructs(function)
         self._of_numbers = numbers.tensors_of_numbers(function) if constructs else set()
-        self._bound = {
-            node.id for node in function.nodes
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        } | {node.arg for node in function.nodes if isinstance(node, ast.arg)} | {
-            node.name for node in function.nodes[1:] if isinstance(node, ast.FunctionDef)
-        }  # fmt: skip
 
     # --- one expression ---------------------------------------------------------------------------
 
-    def code(self, node: ast.expr) -> ast.expr:
-        """Returns the code for an expression, the same for all its evaluations.
-
-        Raises:
-            NotTranscribed: There is none, or another one for another evaluation.
-        """
-        if node not in self._codes:
-            made = self._code(node)
-            self._codes[node] = numbers.in_numpy(made) if node in self._of_numbers else made
-        return literal(self._codes[node])
-
-    def events(self, node: ast.expr) -> list[Event]:
-        """Returns the evaluations of an expression; those for its code alone without others."""
-        return self._events.get(node) or self.file.recording.spare.get(node, [])
-
-    def values(self, node: ast.expr) -> list[Any]:
-        """Returns the values that an expression had."""
-        return [event.value for event in self.events(node)]
-
-    def callee(self, call: ast.Call) -> Any:
-        """Returns what a call calls; None if that is known only when it runs, and it did not."""
-        events = self.events(call)
-        part = events[0].parts.get(call.func) if events else None
-        return part.value if part is not None else self.static(call.func)[1]
-
     def _code(self, node: ast.expr) -> ast.expr:
-        events = self.events(node)
-        if isinstance(node, ast.JoinedStr | ast.Constant):
-            return node
-        if isinstance(node, ast.Starred | ast.Slice):
-            return self._copy(node)
-        constant = self.file.omissions.constant(self.function, node, events)
-        if constant is not None:
-            return constant
-        if not events:
-            return self._unseen(node)
-        printed: dict[str, ast.expr] = {}
-        try:
-            for event in events:
-                made = self._print(node, event)
-                printed.setdefault(text(made), made)
-        except Unnamed:
-            values = {repr(event.value) for event in events}
-            is_choice = isinstance(node, ast.IfExp | ast.BoolOp)
-            if len(values) == 1 and isinstance(events[0].value, _SIMPLE) and not is_choice:
-                return literal(events[0].value)
-            raise
-        except NotTranscribed as error:
-            raise self._at(node, str(error)) from None
-        except (TypeError, AttributeError, IndexError, ValueError, KeyError) as error:
-            raise self._at(node, f"{type(error).__name__}: {error}") from error
-        if len(printed) > 1:
-            raise self._at(node, "it is " + " and ".join(list(printed)[:2]))
-        return next(iter(printed.values()))
+        made = super()._code(node)
+        return numbers.in_numpy(made) if node in self._of_numbers else made
 
-    def _at(self, node: ast.expr, reason: str) -> NotTranscribed:
-        place = f"{self.function.label}: `{ast.unparse(node)}`"
-        return NotTranscribed(
-            reason if reason.startswith(self.function.label) else f"{place}: {reason}"
-        )
-
-    def _unseen(self, node: ast.expr) -> ast.expr:
-        """Returns the code for an expression that did not run, if its text says all."""
-        match node:
-            case ast.Name() if node.id in self._bound:
-                return node
-            case ast.Name() | ast.Attribute():
-                known, value = self.static(node)
-                if known:
-                    return self._reference(node, value)
-                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                    return ast.Attribute(self.code(node.value), node.attr, ast.Load())
-                raise self._at(node, "it did not run")
-            case ast.Call():
-                known, value = self.static(node)
-                if known:
-                    return literal(value)
-                known, value = self.static(node.func)
-                if known:
-                    return self._call(node, value, None)
-                if isinstance(node.func, ast.Name):  # which is given, and is then code of the file
-                    return self.plain_call(node, node.func, [])
-                raise self._at(node, "it did not run")
-        return self._copy(node)
-
-    def static(self, node: ast.expr) -> tuple[bool, Any]:
-        """Returns whether an expression is a global name or in one, and its value."""
-        if isinstance(node, ast.Name) and node.id not in self._bound:
-            space = self.function.target.__globals__
-            if node.id in space or hasattr(builtins, node.id):
-                return True, space.get(node.id, getattr(builtins, node.id, None))
-        if isinstance(node, ast.Attribute):
-            known, value = self.static(node.value)
-            if known and hasattr(value, node.attr):
-                return True, getattr(value, node.attr)
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "hasattr"
-        ):
-            known, value = self.static(node.args[0])
-            if known and isinstance(value, types.ModuleType):
-                return True, hasattr(value, plain(node.args[1]))
-        return False, None
-
-    def _copy(self, node: ast.expr) -> ast.expr:
-        made = choices.print_choice(self, node)
-        if made is not None:
-            return made
-        whole: ast.expr = self._rebuild(node)
-        return fold(whole)
-
-    def _rebuild(self, node: Any) -> Any:
-        """Returns a copy of a node with the code for its parts."""
-
-        def turn(value: Any) -> Any:
-            if isinstance(value, list):
-                return [turn(item) for item in value]
-            if isinstance(value, ast.expr):
-                stored = isinstance(getattr(value, "ctx", None), ast.Store)
-                return value if stored else self.code(value)
-            if isinstance(value, ast.comprehension | ast.keyword):
-                return self._rebuild(value)
-            return value
-
-        return type(node)(**{name: turn(value) for name, value in ast.iter_fields(node)})
+    def _constant(self, node: ast.expr, events: list[Event]) -> ast.expr | None:
+        return self.file.omissions.constant(self.function, node, events)
 
     def _print(self, node: ast.expr, event: Event) -> ast.expr:
         value = event.value
         match node:
-            case ast.Name():
-                return node if node.id in self._bound else self._reference(node, value)
-            case ast.Attribute():
-                return self._attribute(node, event)
-            case ast.Call():
-                func = event.parts.get(node.func)
-                return self._call(node, func.value if func is not None else None, event)
-            case ast.Subscript():
-                return self._subscript(node, event)
             case ast.Compare(left, [ast.Is() | ast.IsNot() as op], [ast.Constant(None) as none]):
                 if any(isinstance(item, nn.Parameter) for item in self.values(left)):
                     return ast.Compare(arrays.variable(self, left), [op], [none])
@@ -220,7 +79,7 @@ class Expressions:
                 return self.code(left)
             case ast.BinOp() | ast.UnaryOp() | ast.Compare() if event.operations:
                 return self._operations(node, event)
-        return self._copy(node)
+        return super()._print(node, event)
 
     def _subscript(self, node: ast.Subscript, event: Event) -> ast.expr:
         if isinstance(node.value, ast.Attribute) and node.value.attr in _TABLES:
@@ -249,7 +108,7 @@ class Expressions:
         if value in _INFINITIES and isinstance(value, float):
             return expr("jnp.inf")
         if isinstance(value, type) and (layer := layers.layer_of(value)) is not None:
-            return expr(self.file.layer_name(layer))
+            return expr(self.file.helper_name(layer.name))
         if isinstance(value, type) and value in layers.ACTIVATIONS:
             return expr(self.file.activation_class(value))
         if isinstance(value, type) and value is nn.Module:
@@ -401,24 +260,18 @@ class Expressions:
                 return expr(f"{name}.rngs")
         raise NotTranscribed("a function has no random numbers")
 
-    def plain_call(
-        self, node: ast.Call, func: ast.expr, more: list[ast.keyword], code: Code | None = None
-    ) -> ast.Call:
-        """Returns a call with its arguments, but those that a file does without."""
-        callee, code = self.callee(node), code or self.code
+    def _left_out(self, node: ast.Call) -> set[ast.AST]:
+        callee = self.callee(node)
         left = self.file.omissions.left_out(self.function, node, callee)
         if isinstance(callee, type) and library.is_record(callee):
             left |= {key for key in node.keywords if is_constant(self.code(key.value), None)}
             names = [key.arg for key in node.keywords if key not in left]
             self.file.configs.fill(callee, names, len(node.args))
-        kept = [key for key in node.keywords if key not in left and not self._is_device(key.value)]
-        keywords = [ast.keyword(key.arg, code(key.value)) for key in kept]
-        args = [code(arg) for arg in node.args if arg not in left and not self._is_device(arg)]
-        return ast.Call(func, args, [*keywords, *more])
+        return left | super()._left_out(node)
 
-    def _is_device(self, node: ast.expr) -> bool:
-        values = self.values(node)
-        return bool(values) and all(isinstance(value, torch.device) for value in values)
+    def has_no_counterpart(self, value: Any) -> bool:
+        """Returns whether something is a device."""
+        return isinstance(value, torch.device)
 
     def _call_module(self, node: ast.Call, module: nn.Module) -> ast.expr:
         kind = type(module)

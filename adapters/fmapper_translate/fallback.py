@@ -13,8 +13,9 @@ from torch import nn
 
 from fmapper.translation import expr, literal, text
 from fmapper_translate.functions import Function
-from fmapper_translate.operations import NotTranscribed, Operations
+from fmapper_translate.operations import Operations
 from fmapper_translate.recording import Activation, Event, Operation, Recording
+from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
     from fmapper_translate.files import File

@@ -15,6 +15,7 @@ from fmapper_adapters.flax.translation.dialect import FlaxDialect
 from fmapper_translate._private import operations_within, parameters_of
 from fmapper_translate.flax.idioms import IDIOMS
 from fmapper_translate.recording import Operation
+from fmapper_translate.walk.errors import NotTranscribed
 
 _DROPPED = frozenset({
     "device", "layout", "pin_memory", "memory_format", "non_blocking", "generator", "copy",
@@ -24,14 +25,6 @@ _ITSELF = frozenset({
     "aten::contiguous", "aten::clone", "aten::lift_fresh", "aten::alias", "aten::detach_",
     "aten::requires_grad_",
 })  # fmt: skip
-
-
-class NotTranscribed(ConversionError):
-    """Something of the source has no counterpart."""
-
-
-class Unnamed(NotTranscribed):
-    """A name of the source that a file cannot have."""
 
 
 @dataclass(frozen=True)

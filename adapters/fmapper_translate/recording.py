@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from fmapper_translate import layers
-from fmapper_translate._private import name_of_operation, watch_operations
+from fmapper_translate._private import name_of_operation
 from fmapper_translate.functions import (
     CHOICE,
     STATEMENT,
@@ -26,6 +25,7 @@ from fmapper_translate.functions import (
     functions_that_run,
     instrument,
 )
+from fmapper_translate.sources import Source
 
 
 @dataclass(eq=False, slots=True)
@@ -109,6 +109,9 @@ class Activation:
 class Recording:
     """The table of what ran: expressions and statements of the source x their evaluations.
 
+    Args:
+        source: The framework of the model.
+
     Attributes:
         functions: The functions of the source that ran.
         activations: Their calls.
@@ -119,7 +122,8 @@ class Recording:
             loop or a condition its entries to the body.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: Source) -> None:
+        self.source = source
         self.functions: list[Function] = []
         self.events: dict[ast.AST, list[Event]] = defaultdict(list)
         self.spare: dict[ast.AST, list[Event]] = defaultdict(list)
@@ -164,7 +168,7 @@ class Recording:
         for space in spaces:
             space |= {VALUE: self._value, STATEMENT: self._statement, CHOICE: self._choice}
         try:
-            with watch_operations(self._operation):
+            with self.source.watch(self._operation):
                 yield
         finally:
             for target, code in codes.items():
@@ -212,13 +216,12 @@ class Recording:
         callee = (
             parts[node.func].value if isinstance(node, ast.Call) and node.func in parts else None
         )
-        if isinstance(callee, torch.nn.Module) or (callee and self.function_of(callee)):
+        if self.source.is_module(callee) or (callee is not None and self.function_of(callee)):
             del activation.log[len(activation.log) - len(event.operations) :]
             activation.log.append(event)
-        if isinstance(node, ast.Call) and isinstance(callee, type | functools.partial):
-            layer = layers.layer_of(type(value))
-            if layer is not None and layer.takes_rngs:
-                self._note_maker(frame)
+        is_made = isinstance(node, ast.Call) and isinstance(callee, type | functools.partial)
+        if is_made and self.source.is_made_of_layers(value):
+            self._note_maker(frame)
         return not value if node is self._turned else value
 
     def turn_conditions(self) -> None:
@@ -252,9 +255,7 @@ class Recording:
 
     def _is_constant(self, test: ast.expr) -> bool:
         values = [event.value for event in self.events.get(test, ())]
-        return (
-            not any(isinstance(x, torch.Tensor) for x in values) and len({*map(bool, values)}) == 1
-        )
+        return not any(map(self.source.is_array, values)) and len({*map(bool, values)}) == 1
 
     def _choice(
         self, number: int, test: Any, then: Callable[[], Any], other: Callable[[], Any]
@@ -288,7 +289,7 @@ class Recording:
         operation = Operation(*what)
         self.operations.append(operation)
         frame: types.FrameType | None = sys._getframe(2)
-        if not self.made and torch.Tag.nondeterministic_seeded in operation.overload.tags:
+        if not self.made and self.source.draws(operation.overload):
             self._note_maker(frame)
         while frame is not None and frame.f_code not in self._codes:
             frame = frame.f_back
@@ -339,41 +340,32 @@ def _parts_of(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def record(
-    make: Callable[[], torch.nn.Module], calls: Sequence[Callable[[torch.nn.Module], object]]
-) -> tuple[Recording, torch.nn.Module]:
+    source: Source, make: Callable[[], Any], calls: Sequence[Callable[[Any], object]]
+) -> tuple[Recording, Any]:
     """Makes a model, calls it in evaluation, then in training, and returns what its source did.
 
     Args:
+        source: The framework of the model.
         make: Returns the model.
         calls: Call it, each with other inputs.
     """
-    made: list[torch.nn.Module] = []
-    recording = Recording()
+    made: list[Any] = []
+    recording = Recording(source)
 
     def run() -> None:
         model = make()
         made.append(model)
         recording.made = len(recording.activations)
-        with torch.no_grad():
+        for set_mode in (model.eval, model.train):
+            set_mode()
             for call in calls:
-                call(model.eval())
-            for call in calls:
-                call(model.train())
-            if recording.functions:
-                model.eval()
-                recording.turn_conditions()
+                call(model)
+        if recording.functions:
+            model.eval()
+            recording.turn_conditions()
 
-    def classes() -> list[type]:
-        return list({type(part) for part in made[0].modules()})
-
-    with _forked_random():
-        functions = functions_that_run(run, classes)
+    with source.compute():
+        functions = functions_that_run(run, lambda: source.classes(made[0]))
         with contextlib.contextmanager(recording.watch)(functions):
             run()
     return recording, made[-1]
-
-
-@contextlib.contextmanager
-def _forked_random() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        yield

@@ -23,6 +23,7 @@ from fmapper_translate.constructors.arguments import find_arguments
 from fmapper_translate.files import File
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.recording import record
+from fmapper_translate.sources.torch import TorchSource
 from fmapper_translate.witness import functions_that_differ
 
 Inputs = tuple[Any, ...]
@@ -134,7 +135,7 @@ def transcribe(
 
     examples = inputs if isinstance(inputs, list) else [inputs]
     calls = [functools.partial(_call, example, options or {}) for example in examples]
-    recording, twin = record(make, calls)
+    recording, twin = record(TorchSource(), make, calls)
     weights = {name: value.detach() for name, value in model.named_parameters()}
     weights |= dict(model.named_buffers())
     saved = model.state_dict()

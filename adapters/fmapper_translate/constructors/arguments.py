@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from fmapper_translate import layers
-from fmapper_translate.operations import NotTranscribed
+from fmapper_translate.walk.errors import NotTranscribed
 
 _LISTS = (Sequence, nn.ModuleList, nn.Sequential)
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]

@@ -12,7 +12,7 @@ from torch import nn
 from fmapper.translation import expr, text
 from fmapper_translate import arrays
 from fmapper_translate.expressions import Expressions
-from fmapper_translate.operations import NotTranscribed
+from fmapper_translate.walk.errors import NotTranscribed
 
 Code = Mapping[str, ast.expr]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fmapper.translation import expr, literal, text
 from fmapper_translate import layers
-from fmapper_translate.operations import NotTranscribed
+from fmapper_translate.walk.errors import NotTranscribed
 
 Code = Callable[[ast.expr], ast.expr]
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from fmapper.translation import expr, literal
 from fmapper_translate.libraries import infrastructure as library
-from fmapper_translate.operations import Unnamed
 from fmapper_translate.recording import Event
+from fmapper_translate.walk.errors import Unnamed
 
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions

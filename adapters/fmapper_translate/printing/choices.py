@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.translation import expr
 from fmapper_translate.libraries import infrastructure as library
-from fmapper_translate.operations import NotTranscribed
 from fmapper_translate.printing.folding import ends, fold, is_constant, known_test
+from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
-    from fmapper_translate.expressions import Expressions
+    from fmapper_translate.walk.expressions import Expressions
 
 
 def print_choice(expressions: Expressions, node: ast.expr) -> ast.expr | None:

@@ -6,14 +6,13 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import torch
-
 from fmapper.translation import text
-from fmapper_translate.operations import NotTranscribed, Unnamed, negate
+from fmapper_translate.operations import negate
 from fmapper_translate.printing.folding import known_test
+from fmapper_translate.walk.errors import NotTranscribed, Unnamed
 
 if TYPE_CHECKING:
-    from fmapper_translate.statements import Statements
+    from fmapper_translate.walk.statements import Statements
 
 _UNSEEN = "the source does something else here, which no example has shown"
 
@@ -32,7 +31,8 @@ def print_if(statements: Statements, node: ast.If) -> Iterator[str]:
         yield from statements.block(node.body if outcome else node.orelse)
         return
     tests = [bool(value) for value in statements.expressions.values(node.test)]
-    if any(isinstance(item, torch.Tensor) for item in statements.expressions.values(node.test)):
+    is_array = statements.expressions.file.recording.source.is_array
+    if any(map(is_array, statements.expressions.values(node.test))):
         raise NotTranscribed("the condition is a tensor")
     sides = {}
     for side, body in ((True, node.body), (False, node.orelse)):
@@ -88,4 +88,6 @@ def _ran(statements: Statements, test: ast.expr) -> ast.expr | None:
 
 def _asks_for_device(statements: Statements, test: ast.expr) -> bool:
     """Returns whether a condition is on a device, or on the argument for one."""
-    return any(isinstance(item, ast.expr) and statements.is_device(item) for item in ast.walk(test))
+    return any(
+        isinstance(item, ast.expr) and statements.is_left_out(item) for item in ast.walk(test)
+    )

@@ -1,0 +1,45 @@
+"""Frameworks that models are transcribed from.
+
+torch  PyTorch
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+Tell = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+
+
+class Source(ABC):
+    """Answers the questions of a recording about the framework of a model."""
+
+    @abstractmethod
+    def is_array(self, value: Any) -> bool:
+        """Returns whether something is an array of the framework."""
+
+    @abstractmethod
+    def is_module(self, value: Any) -> bool:
+        """Returns whether something is a module of the framework."""
+
+    @abstractmethod
+    def is_made_of_layers(self, value: Any) -> bool:
+        """Returns whether the functions in which an object was made have to be able to make it."""
+
+    @abstractmethod
+    def draws(self, overload: Any) -> bool:
+        """Returns whether an operation draws random numbers."""
+
+    @abstractmethod
+    def classes(self, model: Any) -> list[type]:
+        """Returns the classes of a model's parts."""
+
+    @abstractmethod
+    def watch(self, tell: Tell) -> AbstractContextManager[None]:
+        """Returns a context that tells which operations run; see `watch_operations`."""
+
+    @abstractmethod
+    def compute(self) -> AbstractContextManager[None]:
+        """Returns a context in which models are called to be recorded."""

@@ -1,0 +1,49 @@
+"""PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fmapper_translate import layers
+from fmapper_translate._private import watch_operations
+from fmapper_translate.sources import Source, Tell
+
+
+class TorchSource(Source):
+    """Answers the questions of a recording about PyTorch."""
+
+    def is_array(self, value: Any) -> bool:
+        """Returns whether something is a tensor."""
+        return isinstance(value, torch.Tensor)
+
+    def is_module(self, value: Any) -> bool:
+        """Returns whether something is an `nn.Module`."""
+        return isinstance(value, nn.Module)
+
+    def is_made_of_layers(self, value: Any) -> bool:
+        """Returns whether an object is a layer that is given random numbers in Flax."""
+        layer = layers.layer_of(type(value))
+        return layer is not None and layer.takes_rngs
+
+    def draws(self, overload: Any) -> bool:
+        """Returns whether an operation draws random numbers."""
+        return torch.Tag.nondeterministic_seeded in overload.tags
+
+    def classes(self, model: Any) -> list[type]:
+        """Returns the classes of a model's parts."""
+        return list({type(part) for part in model.modules()})
+
+    def watch(self, tell: Tell) -> AbstractContextManager[None]:
+        """Returns a context that tells which operations run."""
+        return watch_operations(tell)
+
+    @contextmanager
+    def compute(self) -> Iterator[None]:
+        """Computes without gradients, and leaves the random numbers as they were."""
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            yield

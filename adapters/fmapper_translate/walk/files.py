@@ -1,0 +1,328 @@
+"""A file: the model's classes and functions, and what they need."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import io
+import itertools
+import sys
+import textwrap
+import tokenize
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from fmapper.translation import Helper, expr, literal, text
+from fmapper_translate.functions import Function, is_standard
+from fmapper_translate.libraries import infrastructure as library
+from fmapper_translate.libraries.configs import Configs
+from fmapper_translate.libraries.omissions import Omissions
+from fmapper_translate.printing.comments import quote
+from fmapper_translate.recording import Recording
+from fmapper_translate.walk.errors import NotTranscribed
+from fmapper_translate.walk.statements import Statements
+
+
+class File(ABC):
+    """A file while it is written: its classes, functions, constants and imports.
+
+    Args:
+        recording: What the source did.
+        model: The model that was recorded.
+
+    Attributes:
+        module: The class of the source's modules.
+        called: The method that a call of a module runs, in the source.
+        prefix: What the name of a helper begins with where the source has that name.
+        helpers: The modules whose definitions a file takes along.
+        distrusted: Functions whose statements gave something else than the source's -> the reason.
+    """
+
+    module: ClassVar[type]
+    called: ClassVar[str]
+    prefix: ClassVar[str]
+    helpers: ClassVar[Sequence[types.ModuleType]]
+
+    def __init__(self, recording: Recording, model: Any) -> None:
+        self.recording = recording
+        called = {item.function for item in recording.activations[recording.made :]}
+        self._makers = {item for item in recording.functions if item not in called}
+        self.distrusted: dict[Function, str] = {}
+        self._model = model
+        self._classes: dict[type, None] = {}
+        self._functions: dict[Function, None] = {}
+        self._constants: dict[str, str] = {}
+        self._imports: dict[str, str] = {}
+        self.omissions = Omissions(recording)
+        self.configs = Configs(self.value)
+        names = {item.owner.__name__ if item.owner else item.name for item in recording.functions}
+        self._renamed = {
+            f"{self.prefix}{name}": name
+            for name in sorted(names)
+            if any(hasattr(item, name) for item in self.helpers)
+        }
+
+    # --- what depends on the framework ------------------------------------------------------------
+
+    @abstractmethod
+    def _statements(self, function: Function) -> Statements:
+        """Returns the printer of a function."""
+
+    @abstractmethod
+    def class_name(self, cls: type) -> str | None:
+        """Returns the name of what stands for a class of the source's framework, if it is one."""
+
+    @abstractmethod
+    def _base(self, base: type) -> str:
+        """Returns the code for a base of a class; empty for none."""
+
+    @abstractmethod
+    def _assemble(self, title: str, constants: list[str], blocks: list[str]) -> str:
+        """Returns the file, of its constants and definitions."""
+
+    def _is_hollow(self, cls: type) -> bool:
+        """Returns whether a file needs nothing of a class but its bases."""
+        return False
+
+    # --- what expressions ask ---------------------------------------------------------------------
+
+    def add(self, value: Any) -> bool:
+        """Adds a class or function of the model; returns whether it is one."""
+        if isinstance(value, types.FunctionType):
+            function = self.recording.function_of(value)
+            if function is not None:
+                self.add_function(function)
+            return function is not None
+        if not isinstance(value, type) or not self._is_own(value):
+            return False
+        if library.is_config_class(value):
+            self._classes.setdefault(value)
+            return True
+        for base in reversed(value.__mro__):
+            if self._is_own(base):
+                self._classes.setdefault(base)
+        return True
+
+    def _is_own(self, cls: type) -> bool:
+        top = cls.__module__.partition(".")[0]
+        if library.is_of_library(cls.__module__):
+            return library.is_config_class(cls)
+        return top not in _LIBRARIES and (top == "__main__" or not is_standard(top))
+
+    def add_function(self, function: Function) -> None:
+        """Adds a function; of a method its class."""
+        self._functions[function] = None
+        if function.owner is not None:
+            self.add(function.owner)
+
+    def add_method(self, method: types.MethodType) -> None:
+        """Adds the class of a method."""
+        function = self.recording.function_of(method)
+        if function is not None:
+            self.add_function(function)
+
+    def add_global(self, function: Function, name: str, value: Any) -> bool:
+        """Adds what a name of a module is; returns whether a file can have it."""
+        if isinstance(value, types.ModuleType):
+            if is_standard(value.__name__):
+                alias = "" if value.__name__ == name else f" as {name}"
+                self._imports[name] = f"import {value.__name__}{alias}"
+            return name in self._imports
+        if getattr(builtins, name, self) is value:
+            return True
+        module = getattr(value, "__module__", None)
+        if isinstance(module, str) and is_standard(module):
+            self._imports[name] = f"from {module} import {getattr(value, '__name__', name)}"
+            return True
+        try:
+            self._constants[name] = text(literal(value))
+        except TypeError:
+            return False
+        return True
+
+    def helper_name(self, name: str) -> str:
+        """Returns the name of a helper, another one where the source has that name."""
+        new = f"{self.prefix}{name}"
+        return new if new in self._renamed else name
+
+    def is_module(self, cls: type | None) -> bool:
+        """Returns whether a class is one of modules."""
+        return cls is not None and issubclass(cls, self.module)
+
+    def constructs(self, function: Function) -> bool:
+        """Returns whether a function runs when a model is made, and only then."""
+        return function in self._makers
+
+    def value(self, value: Any) -> ast.expr:
+        """Returns the code for an argument of a model's constructor, whose class the file then has.
+
+        Raises:
+            NotTranscribed: It is not a number, text, container, class, or record of such.
+        """
+        if isinstance(value, list):
+            return ast.List([self.value(item) for item in value], ast.Load())
+        if isinstance(value, tuple):
+            return ast.Tuple([self.value(item) for item in value], ast.Load())
+        if isinstance(value, dict):
+            return ast.Dict(
+                [self.value(key) for key in value], [self.value(item) for item in value.values()]
+            )
+        if library.is_config(value):
+            self.add(type(value))
+            return self.configs.call(value)
+        names = inspect.signature(type(value)).parameters if self._is_own(type(value)) else {}
+        if names and not isinstance(value, type) and all(hasattr(value, name) for name in names):
+            self.add(type(value))
+            keywords = [ast.keyword(name, self.value(getattr(value, name))) for name in names]
+            return ast.Call(expr(type(value).__name__), [], keywords)
+        if isinstance(value, types.SimpleNamespace):
+            keywords = [ast.keyword(name, self.value(item)) for name, item in vars(value).items()]
+            return ast.Call(expr("SimpleNamespace"), [], keywords)
+        if isinstance(value, functools.partial):
+            keywords = [
+                ast.keyword(name, self.value(item)) for name, item in value.keywords.items()
+            ]
+            return ast.Call(expr("partial"), [self.value(value.func)], keywords)
+        if isinstance(value, type):
+            name = self.class_name(value)
+            if name is None and not self.add(value):
+                raise NotTranscribed(f"{value.__name__} has no counterpart")
+            return expr(name or value.__name__)
+        try:
+            return literal(value)
+        except TypeError as error:
+            raise NotTranscribed(f"{value!r} cannot be written to a file") from error
+
+    # --- the file ---------------------------------------------------------------------------------
+
+    def print(self, title: str) -> str:
+        """Returns the file.
+
+        Raises:
+            NotTranscribed: A function of the source has no counterpart.
+        """
+        self.add(type(self._model))
+        done: dict[Any, str] = {}
+        before = -1
+        while before < (now := self._size()):
+            before = now
+            done = {
+                cls: self._print_class(cls)
+                for cls in list(self._classes)
+                if not self._is_hollow(cls)
+            }
+            functions = [function for function in self._functions if function.owner is None]
+            done |= {
+                function: "\n".join(self._statements(function).lines()) for function in functions
+            }
+        constants = [f"{name} = {code}" for name, code in self._constants.items()]
+        return self._assemble(title, constants, self._in_order(done))
+
+    def _size(self) -> int:
+        """Returns how much is known of what the file has to have."""
+        return len(self._classes) + len(self._functions) + len(self.configs)
+
+    def _in_order(self, printed: Mapping[Any, str]) -> list[str]:
+        """Puts classes behind their bases, and what is left in the order of the source."""
+        ordered: dict[Any, str] = {}
+
+        def visit(item: type | Function) -> None:
+            if item in printed and item not in ordered:
+                for base in item.__bases__ if isinstance(item, type) else ():
+                    visit(base)
+                ordered[item] = printed[item]
+
+        for item in sorted(printed, key=_place):
+            visit(item)
+        return list(ordered.values())
+
+    def _print_class(self, cls: type) -> str:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        if not self.is_module(cls):
+            return self._print_plain_class(cls, tree)
+        functions = {item.tree.name: item for item in self.recording.functions if item.owner is cls}
+        blocks = []
+        document = ast.get_docstring(tree)
+        if document and library.is_library(cls.__module__):
+            document = library.shorten(document)
+        if document:
+            blocks.append(textwrap.indent(quote(document), "    "))
+        constants = []
+        for node in tree.body:
+            name = name_of(node)
+            if isinstance(getattr(cls, name, None), _PLAIN) and self._is_read(cls, name):
+                constants.append(f"    {name} = {ast.unparse(node.value)}")  # type: ignore[attr-defined]
+        if constants:
+            blocks.append("\n".join(constants))
+        for node in tree.body:
+            function = functions.get(node.name) if isinstance(node, ast.FunctionDef) else None
+            if function is not None and self._is_wanted(function):
+                lines = self._statements(function).lines()
+                blocks.append("\n".join("    " + line for line in lines))
+        bases = ", ".join(filter(None, map(self._base, cls.__bases__)))
+        return f"class {cls.__name__}({bases}):\n" + ("\n\n".join(blocks) or "    pass")
+
+    def _is_wanted(self, function: Function) -> bool:
+        """Returns whether a method is called in the file."""
+        return function.name in ("__init__", self.called) or function in self._functions
+
+    def _is_read(self, cls: type, name: str) -> bool:
+        """Returns whether a file has an attribute of a class."""
+        return True
+
+    def _print_plain_class(self, cls: type, tree: ast.ClassDef) -> str:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                value = vars(sys.modules[cls.__module__]).get(node.id)
+                module = getattr(value, "__module__", None)
+                if isinstance(module, str) and is_standard(module):
+                    self._imports[node.id] = f"from {module} import {node.id}"
+        return textwrap.dedent(inspect.getsource(cls)).rstrip()
+
+    def _helper(self, name: str) -> Helper | None:
+        """Returns the code for a helper of the modules that files take along."""
+        own = self._renamed.get(name, name)
+        if name in self._renamed.values():
+            return None
+        made: Any = next((vars(item)[own] for item in self.helpers if own in vars(item)), None)
+        if getattr(made, "__module__", "") not in {item.__name__ for item in self.helpers}:
+            return None
+        rows = inspect.getsource(made).replace("  # fmt: skip", "").splitlines()
+        code = "\n".join(row.partition("  # type: ignore")[0] for row in rows)
+        return Helper(self._rename(code) if self._renamed else code)
+
+    def _rename(self, code: str) -> str:
+        """Returns the code of a helper with the names that helpers have beside the source's."""
+        new = {name: item for item, name in self._renamed.items()}
+        lines = code.splitlines()
+        tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
+        for before, token in reversed(list(itertools.pairwise(tokens))):
+            if token.type == tokenize.NAME and before.string != "." and token.string in new:
+                (row, start), (_, end) = token.start, token.end
+                line = lines[row - 1]
+                lines[row - 1] = line[:start] + new[token.string] + line[end:]
+        return "\n".join(lines)
+
+
+_PLAIN = (bool, int, float, str, tuple)
+_LIBRARIES = ("torch", "numpy", "jax", "flax", "fmapper", "builtins", "typing")
+
+
+def name_of(node: ast.stmt) -> str:
+    """Returns the name that a statement gives a value; empty for others."""
+    match node:
+        case ast.Assign([ast.Name(name)]) | ast.AnnAssign(ast.Name(name), value=ast.expr()):
+            return name
+    return ""
+
+
+def _place(one: type | Function) -> tuple[str, int]:
+    """Returns where something is in the source."""
+    if isinstance(one, Function):
+        return one.target.__module__, one.target.__code__.co_firstlineno
+    return one.__module__, inspect.getsourcelines(one)[1]
