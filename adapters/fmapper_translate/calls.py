@@ -30,11 +30,7 @@ def isinstance_(expressions: Expressions, call: ast.Call) -> ast.expr:
 
 
 def dropout(expressions: Expressions, call: ast.Call) -> ast.expr:
-    """Prints `F.dropout`, which draws from the model's random numbers.
-
-    Raises:
-        NotTranscribed: It is in no module, and its function is given none.
-    """
+    """Prints `F.dropout`, which draws from the model's random numbers."""
     code = expressions.code
     named = {str(key.arg): key.value for key in call.keywords}
     given = inspect.signature(nn.functional.dropout).bind(*call.args, **named).arguments

@@ -88,7 +88,7 @@ class Expressions(walk.Expressions):
         if isinstance(event.value, type) and not isinstance(node.value, ast.Attribute):
             registry = event.parts.get(node.value)
             if registry is not None and isinstance(registry.value, dict):
-                return self._reference(node.slice, event.value)
+                return self._reference(node, event.value)
         made: ast.Subscript = self._rebuild(node)
         if isinstance(event.value, torch.Tensor):
             made.slice = arrays.index_of(made.slice)
@@ -219,6 +219,7 @@ class Expressions(walk.Expressions):
             refuse_wrapper(self.file.recording, callee, event)
             self.file.add_function(function)
             more = [ast.keyword("rngs", expr("rngs"))] if function.makes_modules else []
+            more = [ast.keyword("rngs", self.rngs())] if function in self.file.draws else more
             func = self.code(node.func)
             if isinstance(func, ast.Attribute) and func.attr in NEW_NAMES.values():
                 is_object = isinstance(func.value, ast.Name | ast.Attribute)
@@ -250,15 +251,16 @@ class Expressions(walk.Expressions):
         return self.plain_call(node, self.code(node.func), [])
 
     def rngs(self) -> ast.expr:
-        """Returns the code for the random numbers of the module that a function has."""
-        if self.file.is_module(self.function.owner):
+        """Returns the code for the random numbers of a function: its module's, or those given."""
+        if self.file.is_module(self.function.owner) and not self.function.is_static:
             self.file.draws.add(self.function.owner)
             return expr("self.rngs")
         for name, values in self.file.recording.arguments_of(self.function).items():
             if all(isinstance(value, nn.Module) for value in values):
                 self.file.draws |= {self.file.maker_of(type(value)) for value in values}
                 return expr(f"{name}.rngs")
-        raise NotTranscribed("a function has no random numbers")
+        self.file.draws.add(self.function)
+        return expr("rngs")
 
     def _left_out(self, node: ast.Call) -> set[ast.AST]:
         callee = self.callee(node)

@@ -45,7 +45,7 @@ class File(walk.File):
     Attributes:
         dialect: The printers of operations, with the functions that they call.
         has_mode: Classes that ask whether they are in training.
-        draws: Classes that draw random numbers when they are called.
+        draws: Classes, and functions without a module, that draw random numbers when called.
         fallen: Functions that are written by their operations -> the reason.
         without_initial_values: Classes whose constructors give parameters values that the file
             does not.
@@ -62,7 +62,7 @@ class File(walk.File):
         super().__init__(recording, model)
         self.dialect = FlaxDialect()
         self.has_mode: set[type | None] = set()
-        self.draws: set[type | None] = set()
+        self.draws: set[type | Function | None] = set()
         self.fallen: dict[str, str] = {}
         self.without_initial_values: set[type | None] = set()
         self.optional = {

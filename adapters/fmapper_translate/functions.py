@@ -54,6 +54,12 @@ class Function:
         )
 
     @property
+    def is_static(self) -> bool:
+        """Whether it is a method that is not given its object."""
+        kept = self.owner and inspect.getattr_static(self.owner, self.name, None)
+        return isinstance(kept, staticmethod)
+
+    @property
     def name(self) -> str:
         """Its name in the source."""
         return self.tree.name

@@ -250,7 +250,9 @@ class Operations:
             if _are_sizes(given.value) and list(given.value) == values:
                 if isinstance(given.node, ast.Tuple | ast.List):
                     return tuple(self._elements(given.node, given, values))
-                return (ast.Starred(given.code(), ast.Load()),)
+                if name in ("size", "shape"):
+                    return (ast.Starred(given.code(), ast.Load()),)
+                return tuple(expr(f"{{0}}[{i}]", given.code()) for i in range(len(values)))
             if given.name == name and [given.value] == values:
                 return (self._size(given),)
         row = [item for item in self._given if not item.name]

@@ -70,7 +70,8 @@ class Statements(walk.Statements):
 
     def _more_parameters(self) -> list[ast.arg]:
         takes = self._is_constructor and self._file.takes_rngs(self._function.owner)
-        if not self._function.makes_modules and not takes:
+        is_drawing = self._function in self._file.draws
+        if not self._function.makes_modules and not takes and not is_drawing:
             return []
         return [ast.arg("rngs", expr("nnx.Rngs") if self._is_constructor else None)]
 

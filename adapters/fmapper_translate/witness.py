@@ -20,6 +20,7 @@ from fmapper.verification.files.conditions import LIMITS
 from fmapper_adapters.flax.translation.build import open_file
 from fmapper_translate.expressions import NEW_NAMES
 from fmapper_translate.functions import Function
+from fmapper_translate.operations import NotTranscribed
 from fmapper_translate.recording import Activation, Recording
 
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -49,7 +50,10 @@ def functions_that_differ(
     net = types.ModuleType("transcribed")
     sys.modules[net.__name__] = net  # where dataclasses look their names up
     space = vars(net)
-    exec(f"{code}\n\ndef make_example(*, rngs):\n    return {example}", space)
+    try:
+        exec(f"{code}\n\ndef make_example(*, rngs):\n    return {example}", space)
+    except Exception as error:  # the file is new code, which may raise anything
+        raise NotTranscribed(f"the file cannot be loaded: {error}") from error
     results: Results = defaultdict(list)
     callers: dict[Function, set[Function]] = defaultdict(set)
     stack: list[Function] = []
@@ -83,7 +87,10 @@ def functions_that_differ(
         for leaves in (jax.tree.leaves((tuple(inputs), dict(options))) for inputs in examples)
     ]
     numbers = {name: value.numpy() for name, value in weights.items()}
-    model, _ = open_file(net, "make_example", numbers, train=False)
+    try:
+        model, _ = open_file(net, "make_example", numbers, train=False)
+    except Exception as error:
+        raise NotTranscribed(f"the model of the file cannot be made: {error}") from error
     graph, state = nnx.split(model)
 
     @functools.partial(jax.jit, compiler_options=_QUICKLY)

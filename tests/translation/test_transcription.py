@@ -602,3 +602,61 @@ class AroundDecorated(nn.Module):
 def test_a_decorator_that_computes_is_not_left_out():
     with pytest.raises(NotTranscribed, match="a decorator or hook of it computes with tensors"):
         transcribe(AroundDecorated(), (torch.ones(2),), ((), {}))
+
+
+def dropped(x, rate, training):
+    return F.dropout(x, rate, training)
+
+
+KINDS = {"wide": Named, "masked": Masked}
+
+
+class Various(nn.Module):
+    """Draws in a function, chooses a class by its name, pads, and has a frozen table."""
+
+    def __init__(self, kind):
+        super().__init__()
+        name = kind.lower()
+        self.inner = KINDS[name]()
+        self.table = nn.Embedding(4, 4, _freeze=True)
+
+    def forward(self, ids):
+        x = dropped(self.inner(self.table(ids)), 0.5, self.training)
+        left = ids.size(-1) // 2
+        padding = (left, left + 1)
+        return F.pad(x, padding, "constant", 0.0)
+
+
+def test_functions_draw_from_the_random_numbers_of_their_callers():
+    torch.manual_seed(0)
+    model, ids = Various("WIDE").eval(), torch.tensor([[0, 2, 1]])
+    made = transcribe(model, (ids,), (("WIDE",), {}))
+    space, result = run(made, model, ids)
+    assert jnp.allclose(result, model(ids).detach().numpy(), atol=1e-5)
+    assert "def dropped(x, rate, training, *, rngs):" in made.code
+    assert "0.5, not self.deterministic, rngs=self.rngs)" in made.code
+    assert "self.inner = Named()" in made.code
+    assert "(padding[0], padding[1])" in made.code
+    twin = space["Various"]("WIDE", rngs=nnx.Rngs(0))
+    assert not isinstance(twin.table.embedding, nnx.Param)
+    assert 0 < float((twin(jnp.asarray(ids.numpy())) == 0).mean()) < 1
+
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope * 3
+
+
+class Sloped(nn.Module):
+    def forward(self, x):
+        return Own.apply(x)
+
+
+def test_a_class_without_counterpart_is_refused():
+    with pytest.raises(NotTranscribed, match=r"Own: .*Function has no counterpart"):
+        transcribe(Sloped(), (torch.ones(2),), ((), {}))

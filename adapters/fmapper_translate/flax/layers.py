@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fmapper_translate.flax.weights import uniform_init
+from fmapper_translate.flax.weights import freeze, uniform_init
 
 
 def repeat(size: Any, count: int) -> tuple[int, ...]:
@@ -40,12 +40,16 @@ class Embedding(nnx.Embed):
 
     source_arrays = {"embedding": ("weight", None)}
 
-    def __init__(self, num_embeddings, embedding_dim, padding_idx=None, *, rngs):
+    def __init__(
+        self, num_embeddings, embedding_dim, padding_idx=None, *, _freeze=False, rngs
+    ):  # fmt: skip
         init = nnx.initializers.normal(1.0)
         super().__init__(num_embeddings, embedding_dim, embedding_init=init, rngs=rngs)
         self.embedding_dim, self.padding_idx = embedding_dim, padding_idx
         if padding_idx is not None:
             self.embedding[...] = self.embedding[...].at[padding_idx].set(0.0)
+        if _freeze:
+            freeze(self)
 
     def __call__(self, ids):
         x = super().__call__(ids)

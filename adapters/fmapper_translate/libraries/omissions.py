@@ -62,7 +62,8 @@ class Omissions:
             getattr(type(callee), "forward", callee) if isinstance(callee, nn.Module) else callee
         )
         if target is not None and not any(isinstance(arg, ast.Starred) for arg in call.args):
-            names = [item.arg for item in target.tree.args.args][target.owner is not None :]
+            is_given = target.owner is not None and not target.is_static
+            names = [item.arg for item in target.tree.args.args][is_given:]
             there = self.parameters(target)
             left |= {arg for name, arg in zip(names, call.args, strict=False) if name in there}
         return left

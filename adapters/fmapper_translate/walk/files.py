@@ -282,6 +282,9 @@ class File(ABC):
                 module = getattr(value, "__module__", None)
                 if isinstance(module, str) and is_standard(module):
                     self._imports[node.id] = f"from {module} import {node.id}"
+        for base in cls.__mro__[1:]:
+            if not (self._is_own(base) or base is object or is_standard(base.__module__)):
+                raise NotTranscribed(f"{cls.__name__}: {base.__qualname__} has no counterpart")
         return textwrap.dedent(inspect.getsource(cls)).rstrip()
 
     def _helper(self, name: str) -> Helper | None:
