@@ -82,9 +82,9 @@ def parity(session: nox.Session) -> None:
 @nox.session
 def twins(session: nox.Session) -> None:
     """Transfer weights between models written by different people: `nox -s twins -- llama`."""
-    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"), "einops")
     folder = session.create_tmp()
-    alone = ("--no-deps", "--ignore-requires-python")  # their tables need nothing else
+    alone = ("--no-deps", "--ignore-requires-python")  # their tables need einops alone
     session.install(*alone, "--target", folder, "google-tunix", "maxtext")
     env = {"TWINS_PACKAGES": folder}
     tests = "tests/checkpoints/test_recording_frameworks.py"
