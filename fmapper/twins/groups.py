@@ -77,8 +77,9 @@ class Group:
 
     @cached_property
     def keys(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """The sizes that this has stacked, or as it is, and over which numbers."""
-        rests = ((self.without(over), over) for over in self.removals())
+        """The sizes that this has as it is, or stacked over one number or two, and over which."""
+        choices = (over for n in range(3) for over in combinations(range(self.slots), n))
+        rests = ((self.without(over), over) for over in choices)
         return [
             (tuple(sum(math.prod(e.shape) for e in part) for part in rest.values()), over)
             for rest, over in rests
@@ -98,11 +99,6 @@ class Group:
         if first != block or any(other != first for other in others):
             return None
         return rest
-
-    def removals(self) -> Iterator[tuple[int, ...]]:
-        """Yields the choices of at most two numbers over which this may be stacked."""
-        for count in range(3):
-            yield from combinations(range(self.slots), count)
 
 
 def groups_of(entries: Iterable[Entry]) -> list[Group]:

@@ -124,9 +124,8 @@ class Decision:
     @property
     def named(self) -> bool:
         """Whether names of both sides share a word, are equal, or one lists the others."""
-        return self.match.lists_parts or any(
-            s.words.path & t.words.path or s.pattern == t.pattern for s, t in self.match.pairs
-        )
+        same = (s.words.path & t.words.path or s.pattern == t.pattern for s, t in self.match.pairs)
+        return self.match.lists_parts or any(same)
 
     @property
     def settled(self) -> bool:
@@ -240,15 +239,12 @@ def other_layouts(match: Match) -> Iterator[Option]:
 def joins(groups: Sequence[Group], one: Group, *, back: bool) -> Iterator[Match]:
     """Yields the ways in which weights, or biases, of one module can be joined to a group."""
     sizes = [math.prod(shape) for shape in one.shapes]
-    by_module: dict[tuple[str, str, tuple[int, ...]], list[tuple[Group, list[int]]]] = {}
+    by_module: dict[tuple[str, str, tuple[int, ...]], list[tuple[Group, tuple[int, ...]]]] = {}
     for group in groups:
         module = group.parent.rpartition(".")[0]
-        for over in group.removals():
-            rest = group.without(over) if len(over) < 2 else None
-            if rest is not None and len(rest) == len(sizes):
-                parts = [sum(math.prod(entry.shape) for entry in row) for row in rest.values()]
-                key = (module, group.words.leaf, over)
-                by_module.setdefault(key, []).append((group, parts))
+        for parts, over in group.keys:
+            if len(over) < 2 and len(parts) == len(sizes):
+                by_module.setdefault((module, group.words.leaf, over), []).append((group, parts))
     for (_, leaf, over), found in by_module.items():
         if (leaf and one.words.leaf and leaf != one.words.leaf) or len(found) > 16:
             continue

@@ -74,6 +74,8 @@ def ties_of(
     Raises:
         TransferError: They differ.
     """
+    import numpy as np
+
     ties = {}
     seconds = {entry.tied_to for entry in b.entries.values()} - {""}
     for name in needed:
@@ -81,7 +83,8 @@ def ties_of(
         for match, other in [(d.match, e) for d in decisions for e in d.match.used]:
             if sorted(other.shape) != sorted(entry.shape) or len(entry.shape) < 2:
                 continue
-            if _equal(entry, other):
+            concrete = entry.dtype == other.dtype and not (entry.is_abstract or other.is_abstract)
+            if concrete and np.array_equal(entry.lazy().read(), other.lazy().read()):
                 ties[name] = other.name
                 break
             names = {filled.name for filled in match.filled}
@@ -92,14 +95,6 @@ def ties_of(
                     "of them with rules="
                 )
     return ties
-
-
-def _equal(a: Entry, b: Entry) -> bool:
-    import numpy as np
-
-    if a.shape != b.shape or a.dtype != b.dtype or a.is_abstract or b.is_abstract:
-        return False
-    return np.array_equal(a.lazy().read(), b.lazy().read())
 
 
 class Variant(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,15 +73,7 @@ class Proof:
     def run(self, arrays: Mapping[str, Any], *, watch: bool = False) -> Trial:
         """Calls the target with weights, and compares every operation, too, if asked to."""
         model = self._target.side.fill(arrays, strict=False)
-        outputs = self._target.outputs(model)
-        agrees = self._agree(outputs)
-        both = (self._outputs.values(), outputs.values())
-        if {*map(_size, both[0])}.isdisjoint(map(_size, both[1])):
-            shapes = " and ".join(str([x.shape for x in side]) for side in both)
-            raise IncomparableError(
-                "the outputs of both models have other shapes, so they cannot be compared: "
-                f"{shapes}. Pass inputs of both as example_inputs= and target_inputs="
-            )
+        agrees = self._agree(self._target.outputs(model))
         return self._compare(model, agrees=agrees) if watch else Trial(agrees)
 
     def _compare(self, model: Any, *, agrees: bool) -> Trial:
@@ -123,15 +115,20 @@ class Proof:
     def _agree(self, outputs: Outputs) -> bool:
         """Compares all outputs of the side with fewer, by their places or else in their order."""
         few, many = sorted((self._outputs, outputs), key=len)
+        if not Counter(map(_size, few.values())) <= Counter(map(_size, many.values())):
+            both = ([x.shape for x in side.values()] for side in (self._outputs, outputs))
+            raise IncomparableError(
+                "the outputs of both models have other shapes, so they cannot be compared: "
+                f"{' and '.join(map(str, both))}. Pass inputs of both as example_inputs= and "
+                "target_inputs="
+            )
         if few.keys() == many.keys() and all(_size(few[at]) == _size(many[at]) for at in few):
             return bool(few) and all(_alike(few[at], many[at]) for at in few)
         left = defaultdict(list)
         for y in many.values():
             left[_size(y)].append(y)
         rest = {size: iter(arrays) for size, arrays in left.items()}
-        return bool(few) and all(
-            any(_alike(x, y) for y in rest.get(_size(x), ())) for x in few.values()
-        )
+        return bool(few) and all(any(_alike(x, y) for y in rest[_size(x)]) for x in few.values())
 
 
 def random_values(entry: Entry, seed: int) -> np.ndarray[Any, Any]:

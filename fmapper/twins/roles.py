@@ -9,7 +9,7 @@ ones like that beside a pair; so pairs spread from the inputs through the models
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -81,17 +81,38 @@ class Roles:
 
 def roles_of(source: Model, target: Model) -> Roles | None:
     """Returns the roles in two models; None where one of them cannot be recorded."""
-    mine = _places(source)
-    theirs = _places(target) if mine else []
-    return Roles(mine, theirs) if mine and theirs else None
+    mine = [*uses(source.outline(), source.side)]
+    theirs = [*uses(target.outline(), target.side)] if mine else []
+    given = _contents(source, mine), _contents(target, theirs)
+    if len({*given[0]}) < len(given[0]) or sorted(given[0]) != sorted(given[1]):
+        given = ([], [])
+    a, b = _places(source, mine, given[0]), _places(target, theirs, given[1])
+    return Roles(a, b) if a and b else None
 
 
-def _places(model: Model) -> list[_Place]:
-    """Returns where a model uses its parameters, after its inputs and outputs; empty if unknown."""
-    inputs = _Place("inputs", {}, {})
-    places = [inputs]
+def _contents(model: Model, seen: Sequence[Use]) -> list[bytes]:
+    """Returns the sorted elements of each input; none where their order may be another."""
+    import numpy as np
+
+    from fmapper.backends.discovery import adapter_of
+    from fmapper.verification.arrays import to_host
+
+    count = sum(use.seen.op == "input" for use in seen)
+    if model.kwargs or len(model.args) != count or None in map(adapter_of, model.args):
+        return []
+    return [np.sort(to_host(x).astype(complex), None).tobytes() for x in model.args]
+
+
+def _places(model: Model, seen: Sequence[Use], contents: Sequence[bytes]) -> list[_Place]:
+    """Returns where a model uses its parameters, after its ends; empty if unknown.
+
+    Those are the outputs, and the inputs as one, or each where their contents are given.
+    """
+    inputs = {key: _Place("inputs", {}, {}) for key in (b"", *sorted(contents))}
+    order = iter(contents)
+    places: list[_Place] = []
     fronts: dict[str, dict[_Place, bool]] = {}  # of results that depend on the inputs
-    for use in uses(model.outline(), model.side):
+    for use in seen:
         reached: dict[_Place, bool] = {}
         for at, name in enumerate(use.data):
             for place, bent in fronts[name].items():
@@ -108,8 +129,10 @@ def _places(model: Model) -> list[_Place]:
                 other.after[place] = bent
             places.append(place)
             reached = {place: False}
-        fronts[use.name] = reached or {inputs: False}
-    outputs = _Place("outputs", {}, {place: False for place in places if not place.after})
+        key = next(order, b"") if use.seen.op == "input" else b""
+        fronts[use.name] = reached or {inputs[key]: False}
+    ends = [place for place in (*places, inputs[b""]) if not place.after]
+    outputs = _Place("outputs", {}, dict.fromkeys(ends, False))
     for place in outputs.before:
         place.after[outputs] = False
     rows = Counter(n.partition("#")[0] for n in {n for p in places for n in p.weights})
@@ -118,7 +141,7 @@ def _places(model: Model) -> list[_Place]:
             whole = name.partition("#")[0]  # of those that are stacked, a row
             size = prod(model.side.entries[whole].shape) // rows[whole]
             place.sizes.append((size, root))
-    return [inputs, outputs, *places[1:]] if fronts else []
+    return [*inputs.values(), outputs, *places] if fronts else []
 
 
 def _is_scale_of(last: _Place, kind: str, given: Weights) -> bool:
@@ -159,8 +182,8 @@ def _roles_in(use: Use) -> Iterator[tuple[str, Weights]]:
 def _pairs(a: list[_Place], b: list[_Place]) -> dict[_Place, _Place]:
     """Returns the places of two programs that are the only ones like that beside another pair."""
     looks = _looks(a), _looks(b)
-    twins = {a[0]: b[0], a[1]: b[1]}
-    taken = {*b[:2]}
+    twins = {x: y for x, y in zip(a, b, strict=False) if x.kind in ("inputs", "outputs")}
+    taken = {*twins.values()}
     depth = _DEPTH
     while depth >= 0:
         queue = [*twins.items()]

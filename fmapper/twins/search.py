@@ -166,7 +166,7 @@ class Search:
             return False
         rivals = {group for match in decision.others for group in match.targets}
         return any(
-            self._trial(changed).agrees
+            changed[at].named >= decision.named and self._trial(changed).agrees
             for other, rival in enumerate(self.decisions)
             if other != at and rivals & {*rival.match.targets}
             for changed in self._exchange(self.decisions, [(at, other)])

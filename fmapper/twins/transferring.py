@@ -151,9 +151,8 @@ def plan_transfer(
 
 
 def _tuple(args: Any) -> tuple[Any, ...]:
-    if args is None:
-        return ()
-    return tuple(args) if isinstance(args, tuple | list) else (args,)
+    several = isinstance(args, tuple | list)
+    return () if args is None else tuple(args) if several else (args,)
 
 
 def _by_rules(a: Side, b: Side, rules: Rules, keep: Sequence[str]) -> TransferReport:

@@ -42,6 +42,7 @@ IMAGES = _RANDOM.normal(size=(2, 3, 8, 8)).astype("f4")
 STEPS = _RANDOM.normal(size=(2, 5, 6)).astype("f4")
 VECTORS = _RANDOM.normal(size=(2, 8)).astype("f4")
 SEQUENCE = _RANDOM.normal(size=(2, 5, 8)).astype("f4")
+LONGER = _RANDOM.normal(size=(2, 6, 8)).astype("f4")
 MEL = _RANDOM.normal(size=(1, 8, 20)).astype("f4")
 
 
@@ -249,6 +250,7 @@ PAIRS: dict[str, Make] = {
     # names and shapes that mislead
     "trap: norms, gate, projections": _pair(_T.Trap, lambda: _of(_T.NnxTrap), SEQUENCE),
     "trap: equal layers": _pair(_T.Chain, lambda: _of(_T.Reversed), VECTORS),
+    "trap: two towers": _pair(_T.Towers, lambda: _of(_T.NnxTowers), SEQUENCE, LONGER),
     "trap: gate and up": _pair(_T.Gated, lambda: _of(_T.NnxGated), VECTORS),
     # arrays alone
     "arrays of llama -> nnx": _arrays(_D.llama, _D.decoder, IDS),

@@ -114,3 +114,47 @@ class NnxGated(nnx.Module):
 
     def __call__(self, x: Any) -> Any:
         return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+class SelfAttention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.ln = torch.nn.LayerNorm(8)
+
+    def forward(self, x: Any) -> Any:
+        h = self.ln(x)
+        return x + self.attn(h, h, h, need_weights=False)[0]
+
+
+class Towers(torch.nn.Module):
+    """Two towers of equal shapes, which only their inputs tell apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.visual = torch.nn.Sequential(SelfAttention(), SelfAttention())
+        self.transformer = torch.nn.Sequential(SelfAttention(), SelfAttention())
+
+    def forward(self, image: Any, text: Any) -> Any:
+        return torch.cat([self.visual(image).mean(1), self.transformer(text).mean(1)], -1)
+
+
+class NnxSelfAttention(nnx.Module):
+    def __init__(self, rngs: Any) -> None:
+        linears = (nnx.Linear(8, 8, rngs=rngs) for _ in range(4))
+        self.query, self.key, self.value, self.out = linears
+        self.norm = nnx.LayerNorm(8, epsilon=1e-5, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        h = self.norm(x)
+        q, k, v = (f(h).reshape(*x.shape[:2], 2, 4) for f in (self.query, self.key, self.value))
+        return x + self.out(jax.nn.dot_product_attention(q, k, v).reshape(x.shape))
+
+
+class NnxTowers(nnx.Module):
+    def __init__(self, rngs: Any) -> None:
+        self.image = nnx.Sequential(NnxSelfAttention(rngs), NnxSelfAttention(rngs))
+        self.text = nnx.Sequential(NnxSelfAttention(rngs), NnxSelfAttention(rngs))
+
+    def __call__(self, image: Any, text: Any) -> Any:
+        return jnp.concatenate([self.image(image).mean(1), self.text(text).mean(1)], -1)

@@ -72,6 +72,67 @@ def test_the_order_of_inputs_is_not_guessed():
     assert torch.allclose(source(x, y), filled(x, y))
 
 
+class Exchanged(Towers):
+    def forward(self, document, query):
+        return super().forward(query, document)
+
+
+@pytest.mark.parametrize("target", [OtherArguments, Exchanged])
+def test_inputs_tell_the_roles_of_equal_towers(target):
+    source, given = with_values(Towers("a", "b")), (torch.randn(3, 4), torch.randn(3, 4))
+    order = given if target is OtherArguments else given[::-1]
+    filled, report = fmapper.transfer(
+        source, target("d", "c"), example_inputs=given, target_inputs=order
+    )
+    assert torch.allclose(source(*given), filled(*order))
+    matrices = [array for array in report.arrays if "weight" in array.targets[0]]
+    assert all("role" in array.witnesses for array in matrices)
+
+
+class BothWays(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = torch.nn.LSTM(3, 3, batch_first=True, bidirectional=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+
+class TwoCells(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ahead, self.back = torch.nn.LSTMCell(3, 3), torch.nn.LSTMCell(3, 3)
+
+    def forward(self, x):
+        return torch.cat([run(self.ahead, x), run(self.back, x.flip(1)).flip(1)], -1)
+
+
+def run(cell, x):
+    state = x.new_zeros(2, len(x), 3).unbind()
+    states = [state := cell(x[:, at], state) for at in range(x.shape[1])]
+    return torch.stack([hidden for hidden, _ in states], 1)
+
+
+def test_terms_of_one_sum_are_told_apart_by_their_names():
+    source, x = with_values(BothWays()), torch.randn(2, 4, 3)
+    filled, report = fmapper.transfer(source, TwoCells(), example_inputs=(x,))
+    assert torch.allclose(source(x), filled(x), atol=1e-6)
+    assert torch.equal(filled.back.bias_hh, source.lstm.bias_hh_l0_reverse)
+    assert "Sum(" not in str(report.rules)
+
+
+class Column(Critics):
+    def forward(self, x):
+        first, second = super().forward(x)
+        return first, second[:, 0]
+
+
+def test_each_output_has_its_shape_on_the_other_side():
+    source = with_values(Critics("a", "b"))
+    with pytest.raises(fmapper.TransferError, match="have other shapes"):
+        fmapper.transfer(source, Column("d", "c"), example_inputs=(torch.randn(3, 4),))
+
+
 class Glu(torch.nn.Module):
     def __init__(self, curved, straight, **more):
         super().__init__()
