@@ -26,7 +26,7 @@ from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.printing.operands import arguments_of, tensors_of
 from fmapper_translate.recording import Event
 from fmapper_translate.walk import expressions as walk
-from fmapper_translate.walk.errors import NotTranscribed, Unnamed
+from fmapper_translate.walk.errors import NotTranscribed, Unnamed, Varied
 
 if TYPE_CHECKING:
     from fmapper_translate.files import File
@@ -52,13 +52,20 @@ class Expressions(walk.Expressions):
 
     def __init__(self, file: File, function: Function) -> None:
         super().__init__(file, function)
+        self._varied: set[ast.AST] = set()  # whose dimensions are other ones another time
         constructs = file.constructs(function)
         self._of_numbers = numbers.tensors_of_numbers(function) if constructs else set()
 
     # --- one expression ---------------------------------------------------------------------------
 
     def _code(self, node: ast.expr) -> ast.expr:
-        made = super()._code(node)
+        try:
+            made = super()._code(node)
+        except Varied:
+            if node in self._varied:
+                raise
+            self._varied.add(node)
+            made = super()._code(node)
         return numbers.in_numpy(made) if node in self._of_numbers else made
 
     def _constant(self, node: ast.expr, events: list[Event]) -> ast.expr | None:
@@ -88,11 +95,24 @@ class Expressions(walk.Expressions):
         if isinstance(event.value, type) and not isinstance(node.value, ast.Attribute):
             registry = event.parts.get(node.value)
             if registry is not None and isinstance(registry.value, dict):
+                kinds = set(self.values(node))
+                if len(kinds) > 1:
+                    return self._registry(node, registry.value, kinds)
                 return self._reference(node, event.value)
         made: ast.Subscript = self._rebuild(node)
         if isinstance(event.value, torch.Tensor):
             made.slice = arrays.index_of(made.slice)
         return made
+
+    def _registry(
+        self, node: ast.Subscript, registry: dict[Any, Any], kinds: set[type]
+    ) -> ast.expr:
+        """Returns the code for a class from a table of a module, which the file then has."""
+        if not self.static(node.value)[0] or not isinstance(node.value, ast.Name):
+            raise NotTranscribed("its table is made when the model runs")
+        used = {key: self._reference(node, kind) for key, kind in registry.items() if kind in kinds}
+        self.file.tables[node.value.id] = ast.Dict([*map(literal, used)], [*used.values()])
+        return ast.Subscript(node.value, self.code(node.slice), ast.Load())
 
     # --- names ------------------------------------------------------------------------------------
 
@@ -236,8 +256,8 @@ class Expressions(walk.Expressions):
             return calls.dropout(self, node)
         if callee is torch.autograd.Variable:
             return self.code(node.args[0])
-        if callee in (torch.tensor, torch.as_tensor, torch.from_numpy):
-            assert isinstance(value, torch.Tensor)
+        is_array = callee in (torch.tensor, torch.as_tensor, torch.from_numpy)
+        if is_array and isinstance(value, torch.Tensor):
             dtype = self.file.dialect.dtype(dtype_name(value.dtype))
             return expr("jnp.array({0}, {1})", self.code(node.args[0]), dtype)
         if event is not None and event.operations:
@@ -297,7 +317,12 @@ class Expressions(walk.Expressions):
         if layers.is_library_module(kind):
             raise NotTranscribed(f"{kind.__name__} is not in the table of layers")
         self.file.add(kind)
-        more = [ast.keyword("rngs", expr("rngs"))] if self.file.takes_rngs(kind) else []
+        kinds = {kind, *map(type, self.values(node))}
+        takes = any(map(self.file.takes_rngs, kinds))
+        if takes and self.file.constructs(self.function):
+            self.function.makes_modules = True
+            self.file.takers |= kinds if len(kinds) > 1 else set()
+        more = [ast.keyword("rngs", expr("rngs"))] if takes else []
         return self.plain_call(node, self.code(node.func), more)
 
     def _tensor_method(
@@ -325,9 +350,9 @@ class Expressions(walk.Expressions):
     def _operations(self, node: ast.expr, event: Event) -> ast.expr:
         given = list(arguments_of(node, event, self.code))
         tensors = dict(tensors_of(event, self.code))
-        made = Operations(self.file.dialect, given, tensors, self._key).print(
-            event.operations, event.value
-        )
+        dialect, varied = self.file.dialect, node in self._varied
+        operations = Operations(dialect, given, tensors, self._key, has_numbers=not varied)
+        made = operations.print(event.operations, event.value)
         match node, made:  # PyTorch has numbers on the right of what commutes
             case ast.BinOp(op=op), ast.BinOp(left, ast.Add() | ast.Mult(), right) if given:
                 is_number = not isinstance(given[0].value, torch.Tensor)

@@ -10,7 +10,7 @@ import types
 import torch
 from torch import nn
 
-from fmapper.translation import Helper, helpers_of, names_in, print_imports
+from fmapper.translation import Helper, helpers_of, names_in, print_imports, text
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
 from fmapper_translate import layers
 from fmapper_translate.flax import layers as flax_layers
@@ -45,7 +45,9 @@ class File(walk.File):
     Attributes:
         dialect: The printers of operations, with the functions that they call.
         has_mode: Classes that ask whether they are in training.
+        takers: Classes that take `rngs` since others that are made in their place do.
         draws: Classes, and functions without a module, that draw random numbers when called.
+        tables: Names of tables of classes -> their code.
         fallen: Functions that are written by their operations -> the reason.
         without_initial_values: Classes whose constructors give parameters values that the file
             does not.
@@ -63,7 +65,9 @@ class File(walk.File):
         self.dialect = FlaxDialect()
         self.has_mode: set[type | None] = set()
         self.draws: set[type | Function | None] = set()
+        self.takers: set[type | None] = set()
         self.fallen: dict[str, str] = {}
+        self.tables: dict[str, ast.expr] = {}
         self.without_initial_values: set[type | None] = set()
         self.optional = {
             (type(part), name)
@@ -130,7 +134,7 @@ class File(walk.File):
                   if item.name == "__init__" and item.makes_modules}  # fmt: skip
         layer = layers.base_of(cls) if cls is not None else None
         is_made_with = layer is not None and layer.takes_rngs
-        return is_made_with or any(item in makers | self.draws for item in bases)
+        return is_made_with or any(item in makers | self.draws | self.takers for item in bases)
 
     def maker_of(self, cls: type) -> type:
         """Returns the class whose constructor makes objects of a class."""
@@ -162,7 +166,8 @@ class File(walk.File):
         return Statements(self, function)
 
     def _size(self) -> int:
-        return super()._size() + len(self.has_mode) + len(self.draws)
+        makers = sum(item.makes_modules for item in self.recording.functions)
+        return super()._size() + sum(map(len, (self.has_mode, self.draws, self.takers))) + makers
 
     def _print_class(self, cls: type) -> str:
         if library.is_config_class(cls):
@@ -220,7 +225,8 @@ class File(walk.File):
         return not has_functions and not any(map(self.omissions.is_read, map(name_of, tree.body)))
 
     def _assemble(self, title: str, constants: list[str], blocks: list[str]) -> str:
-        body = "\n\n\n".join([*(["\n".join(constants)] if constants else []), *blocks])
+        tables = [f"{name} = {text(code)}" for name, code in self.tables.items()]
+        body = "\n\n\n".join([*(["\n".join(constants)] if constants else []), *blocks, *tables])
         tied = f"TIED = {self.tied_names()!r}  # names in the source's state -> those here"
         loading = [inspect.getsource(item) for item in (*_LOADING, flax_weights.named_arrays)]
         helpers = helpers_of("\n\n\n".join([body, *loading]), self._helper)

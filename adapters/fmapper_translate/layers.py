@@ -78,6 +78,11 @@ LAYERS: dict[type, Layer] = {
     nn.AvgPool2d: Layer("AvgPool2d", takes_rngs=False),
     nn.AdaptiveAvgPool1d: Layer("AdaptiveAvgPool1d", takes_rngs=False),
     nn.AdaptiveAvgPool2d: Layer("AdaptiveAvgPool2d", takes_rngs=False),
+    nn.ConstantPad1d: Layer("ConstantPad1d", takes_rngs=False),
+    nn.ConstantPad2d: Layer("ConstantPad2d", takes_rngs=False),
+    nn.ZeroPad2d: Layer("ConstantPad2d", takes_rngs=False),
+    nn.Unfold: Layer("Unfold", takes_rngs=False),
+    nn.MultiheadAttention: Layer("MultiheadAttention"),
     nn.Upsample: Layer("Upsample", takes_rngs=False),
     nn.Flatten: Layer("Flatten", takes_rngs=False),
     nn.Sequential: Layer("Sequential", takes_rngs=False),
@@ -123,8 +128,8 @@ def base_of(cls: type) -> Layer | None:
 
 
 def is_forward(method: Any) -> bool:
-    """Returns whether something is the bound `forward` of a layer's class."""
-    function = getattr(method, "__func__", None)
+    """Returns whether something is the `forward` of a layer's class, bound or not."""
+    function = getattr(method, "__func__", method)
     return function is not None and any(function is getattr(cls, "forward", None) for cls in LAYERS)
 
 

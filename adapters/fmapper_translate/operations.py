@@ -64,6 +64,7 @@ class Operations:
         given: The arguments of the expression, what a method belongs to in front.
         tensors: Tensors by identity -> their code, as far as the expression's parts have them.
         key: Returns the code for a random key.
+        has_numbers: Whether dimensions are numbers, which printers compute with.
     """
 
     def __init__(
@@ -72,7 +73,10 @@ class Operations:
         given: Sequence[Given],
         tensors: Mapping[int, Callable[[], ast.expr]],
         key: Callable[[], ast.expr],
+        *,
+        has_numbers: bool = True,
     ) -> None:
+        self._has_numbers = has_numbers
         self._key = key
         self._is_literal = False
         self._dialect = dialect
@@ -94,6 +98,9 @@ class Operations:
                 return printed
             if last and _is_view_of_all(operation.result, value):
                 return printed
+            first = operation.result[0] if isinstance(operation.result, tuple) else None
+            if last and _is_view_of_all(first, value):
+                return self._known[id(first)]()
         if isinstance(value, torch.Tensor) and id(value) in self._known:
             return self._known[id(value)]()
         if isinstance(value, tuple | list) and value and all(id(x) in self._known for x in value):
@@ -209,7 +216,7 @@ class Operations:
         if isinstance(value, tuple | list):
             return tuple(value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_size = kind == "SymInt" or "dim" not in name
+        is_size = kind == "SymInt" or "dim" not in name or not self._has_numbers
         if is_number and is_size and not self._is_literal:
             return self._number(name, at, value)
         if isinstance(value, torch.device | torch.layout | torch.memory_format):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,9 +17,11 @@ from fmapper_translate import arrays, contexts, layers
 from fmapper_translate.constructors import initial_values
 from fmapper_translate.expressions import Expressions
 from fmapper_translate.fallback import operations_of
+from fmapper_translate.flax.constructions import make_layer
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries.ties import tie_arrays
+from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.walk import statements as walk
 from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.walk.statements import SIGNS, bare
@@ -113,6 +116,8 @@ class Statements(walk.Statements):
         values = self.expressions.values(value)
         if values and all(self._file.tied_table(item, self._function) for item in values):
             return  # the embedding stands for it
+        if values and all(map(_is_operation, values)):
+            return  # its calls are operations
         code = self.code(value)
         if isinstance(target, ast.Attribute):
             code = self._attribute(target, value, code)
@@ -129,7 +134,17 @@ class Statements(walk.Statements):
             return expr("Constant({0})", code)
         if any(isinstance(item, np.ndarray) for item in values):
             return expr("nested_tuple({0})", code)
+        if any(isinstance(item, nn.Module) for item in values) and self._is_none_before(target):
+            return expr("nnx.data({0})", code)  # or it would stay a setting
         return code
+
+    def _is_none_before(self, target: ast.Attribute) -> bool:
+        return any(
+            ast.unparse(item) == ast.unparse(target)
+            for node in self._function.nodes
+            if isinstance(node, ast.Assign) and is_constant(node.value, None)
+            for item in node.targets
+        )
 
     def _write(self, target: ast.Subscript, method: str, value: ast.expr) -> str:
         owner = self.code(target.value)
@@ -161,6 +176,8 @@ class Statements(walk.Statements):
         owner = getattr(callee, "__self__", None)
         if name == "__init__" and isinstance(func, ast.Attribute) and _is_super(func.value):
             yield from self._super(call)
+        elif name == "__init__" and self.expressions.static(func)[0]:  # of a base that it names
+            yield from self._super(ast.Call(func, call.args[1:], call.keywords))
         elif name == "register_buffer":
             yield from self._buffer(call)
         elif name in _SETTERS and isinstance(func, ast.Attribute):
@@ -223,12 +240,12 @@ class Statements(walk.Statements):
             return
         left = self._file.omissions.left_out(self._function, call, base)
         call = ast.Call(call.func, call.args, [key for key in call.keywords if key not in left])
-        args = [self.code(item) for item in call.args]
-        keywords = [ast.keyword(key.arg, self.code(key.value)) for key in call.keywords]
-        layer = layers.layer_of(base)
-        if layer.takes_rngs if layer is not None else self._file.takes_rngs(base):
-            keywords.append(ast.keyword("rngs", expr("rngs")))
-        yield text(ast.Call(expr("super().__init__"), args, keywords))
+        func, layer = expr("super().__init__"), layers.layer_of(base)
+        if layer is not None:
+            yield text(make_layer(self.code, call, base, layer, func=func))
+            return
+        more = [ast.keyword("rngs", expr("rngs"))] * self._file.takes_rngs(base)
+        yield text(self.expressions.plain_call(call, func, more))
 
     def _buffer(self, call: ast.Call) -> Iterator[str]:
         keywords = {key.arg: key.value for key in call.keywords}
@@ -274,6 +291,11 @@ class Statements(walk.Statements):
             yield from self.block(node.body)
         else:
             raise NotTranscribed("with has no counterpart")
+
+
+def _is_operation(value: Any) -> bool:
+    """Returns whether something is a function of PyTorch with arguments."""
+    return isinstance(value, functools.partial) and inspect.isbuiltin(value.func)
 
 
 def _is_super(node: ast.expr) -> bool:

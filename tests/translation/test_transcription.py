@@ -658,5 +658,78 @@ class Sloped(nn.Module):
 
 
 def test_a_class_without_counterpart_is_refused():
-    with pytest.raises(NotTranscribed, match=r"Own: .*Function has no counterpart"):
+    with pytest.raises(NotTranscribed, match=r"Own has no counterpart"):
         transcribe(Sloped(), (torch.ones(2),), ((), {}))
+
+
+class Joined(nn.Module):
+    def __init__(self, axis):
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, x):
+        return torch.cat((x, 2 * x), self.axis)
+
+
+class Normed(nn.LayerNorm):
+    def __init__(self, width, eps=1e-5, device=None, dtype=None):
+        nn.LayerNorm.__init__(self, width, eps, True, False, device, dtype)
+
+    def forward(self, x):
+        return nn.LayerNorm.forward(self, x) + 1
+
+
+PARTS = {"joined": Joined, "normed": Normed, "masked": Masked}
+
+
+class Chosen(nn.Module):
+    def __init__(self, names=("joined", "normed")):
+        super().__init__()
+        self.last = None
+        if names:
+            self.last = Joined(1)
+        self.parts = nn.ModuleList([PARTS[name](2) for name in names])
+        self.pad = nn.ZeroPad2d((1, -1, 0, 2))
+        self.unfold = nn.Unfold((1, 3), padding=(0, 1))
+
+    def forward(self, x):
+        y = self.unfold(self.pad(x[:, None, None]))
+        del x
+        for part in self.parts:
+            y = part(y[..., :2])
+        return self.last(y)
+
+
+def test_classes_of_a_table_and_dimensions_of_parts_are_the_sources():
+    torch.manual_seed(0)
+    model, x = Chosen().eval(), torch.randn(2, 5)
+    made = transcribe(model, (x,), ((), {}))
+    assert jnp.allclose(run(made, model, x)[1], model(x).detach().numpy(), atol=1e-5)
+    assert 'PARTS = {"joined": Joined, "normed": Normed}' in made.code
+    assert "jnp.concatenate([x, 2 * x], axis=self.axis)" in made.code
+    assert "super().__init__(width, eps, True, False, rngs=rngs)" in made.code
+    assert "return LayerNorm.__call__(self, x) + 1" in made.code
+
+
+class Attending(nn.Module):
+    def __init__(self, first, **options):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=first, **options)
+
+    def forward(self, x, y, unseen, hidden):
+        return self.attention(x, y, y, unseen, attn_mask=hidden)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_attention_of_several_heads_has_both_kinds_of_masks(first):
+    torch.manual_seed(0)
+    unseen = torch.tensor([[False, True, False], [False, False, True]])
+    hidden, x, y = torch.ones(4, 3).triu(2) > 0, torch.randn(2, 4, 8), torch.randn(2, 3, 8)
+    if not first:
+        x, y = x.transpose(0, 1), y.transpose(0, 1)
+    model = Attending(first, bias=first).eval()
+    nn.init.normal_(model.attention.out_proj.weight)
+    made = transcribe(model, (x, y, unseen, hidden), ((first,), {"bias": first}))
+    expected = model(x, y, unseen, hidden)
+    for ours, theirs in zip(run(made, model, x, y, unseen, hidden)[1], expected, strict=True):
+        assert jnp.allclose(ours, theirs.detach().numpy(), atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable
 
 from fmapper.translation import expr, literal, text
@@ -13,7 +14,13 @@ Code = Callable[[ast.expr], ast.expr]
 
 
 def make_layer(
-    code: Code, call: ast.Call, kind: type, layer: layers.Layer, *, bound: bool = False
+    code: Code,
+    call: ast.Call,
+    kind: type,
+    layer: layers.Layer,
+    *,
+    bound: bool = False,
+    func: ast.expr | None = None,
 ) -> ast.Call:
     """Returns the code that makes a layer.
 
@@ -23,6 +30,7 @@ def make_layer(
         kind: The class that it is of there.
         layer: The row of the table.
         bound: Whether the class is a `partial`, which has the defaults.
+        func: The code for what is called, if it is another than the source's.
 
     Raises:
         NotTranscribed: It is given an argument without a counterpart.
@@ -33,7 +41,7 @@ def make_layer(
             keywords.setdefault(name, expr(default))
     if layer.takes_rngs:
         keywords["rngs"] = expr("rngs")
-    return _call(code(call.func), args, keywords)
+    return _call(func or code(call.func), args, keywords)
 
 
 def make_partial(code: Code, call: ast.Call, kind: type, layer: layers.Layer) -> ast.Call:
@@ -72,7 +80,12 @@ def _arguments(
 ) -> tuple[list[ast.expr], dict[str | None, ast.expr]]:
     by_name = {key.arg: key.value for key in keywords if key.arg not in layers.IGNORED}
     if layer.names is None:
-        return [*map(code, args)], {name: code(value) for name, value in by_name.items()}
+        parameters = list(layers.signature_of(kind).parameters)[1:]
+        kept = [
+            arg for name, arg in itertools.zip_longest(parameters, args)
+            if arg is not None and name not in layers.IGNORED
+        ]  # fmt: skip
+        return [*map(code, kept)], {name: code(value) for name, value in by_name.items()}
     named = {str(name): value for name, value in by_name.items()}
     bound = layers.signature_of(kind).bind_partial(None, *args, **named).arguments
     positional: list[ast.expr] = []

@@ -65,7 +65,8 @@ class LayerNorm(nnx.LayerNorm):
     source_arrays = {"scale": ("weight", None)}
 
     def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, bias=True, *, rngs):
-        (features,) = repeat(normalized_shape, 1)
+        self.normalized_shape = repeat(normalized_shape, 1)
+        (features,) = self.normalized_shape
         has_bias = elementwise_affine and bias
         super().__init__(
             features, epsilon=eps, use_scale=elementwise_affine, use_bias=has_bias, rngs=rngs
@@ -346,6 +347,86 @@ class AdaptiveAvgPool2d(nnx.Module):
         if self.size == (1, 1):
             return x.mean(axis=(-2, -1), keepdims=True)
         return adaptive_avg_pool(x, self.size)
+
+
+class ConstantPad1d(nnx.Module):
+    """A sequence with a value before and behind it, or without its ends."""
+
+    rank = 1
+
+    def __init__(self, padding, value=0.0):
+        self.padding, self.value = repeat(padding, 2 * self.rank), value
+
+    def __call__(self, x):
+        starts, stops = self.padding[-2::-2], self.padding[::-2]
+        ends = [(start, stop, 0) for start, stop in zip(starts, stops, strict=True)]
+        rest = [(0, 0, 0)] * (x.ndim - self.rank)
+        return jax.lax.pad(x, jnp.array(self.value, x.dtype), [*rest, *ends])
+
+
+class ConstantPad2d(ConstantPad1d):
+    """An image with a value around it, or without its edges."""
+
+    rank = 2
+
+
+class Unfold(nnx.Module):
+    """The windows of an image, a column for each."""
+
+    def __init__(self, kernel_size, dilation=1, padding=0, stride=1):
+        self.window, self.dilation = repeat(kernel_size, 2), repeat(dilation, 2)
+        self.padding, self.strides = repeat(padding, 2), repeat(stride, 2)
+
+    def __call__(self, x):
+        y = jax.lax.conv_general_dilated_patches(
+            x, self.window, self.strides, [(size, size) for size in self.padding],
+            rhs_dilation=self.dilation,
+        )  # fmt: skip
+        return y.reshape(*y.shape[:2], -1)
+
+
+class MultiheadAttention(nnx.Module):
+    """Attention of several heads with PyTorch's arguments."""
+
+    def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, *, batch_first=False, rngs):
+        self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
+        bound = (1.5 / embed_dim) ** 0.5
+        draw = uniform_init(-bound, bound)
+        self.in_proj_weight = nnx.Param(draw(rngs.params(), (3 * embed_dim, embed_dim)))
+        self.in_proj_bias = nnx.Param(jnp.zeros(3 * embed_dim)) if bias else None
+        self.out_proj = Linear(embed_dim, embed_dim, bias, rngs=rngs)
+        if bias:
+            self.out_proj.bias[...] = jnp.zeros(embed_dim)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs)
+
+    def __call__(
+        self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None,
+        average_attn_weights=True, is_causal=False,
+    ):  # fmt: skip
+        given = (query, key, value)
+        if not self.batch_first:
+            given = [x.swapaxes(0, 1) for x in given]
+        matrices = jnp.split(self.in_proj_weight[...], 3)
+        projected = [x @ matrix.T for x, matrix in zip(given, matrices, strict=True)]
+        if self.in_proj_bias is not None:
+            biases = jnp.split(self.in_proj_bias[...], 3)
+            projected = [x + bias for x, bias in zip(projected, biases, strict=True)]
+        shape = (self.num_heads, self.embed_dim // self.num_heads)
+        q, k, v = (x.reshape(*x.shape[:-1], *shape).swapaxes(-2, -3) for x in projected)
+        scores = q * shape[1] ** -0.5 @ k.swapaxes(-1, -2)
+        masks = [] if attn_mask is None else [attn_mask.reshape(-1, *scores.shape[1:])
+                 if attn_mask.ndim == 3 else attn_mask]  # fmt: skip
+        if key_padding_mask is not None:
+            masks.append(key_padding_mask[:, None, None, :])
+        for mask in masks:
+            scores = jnp.where(mask, -jnp.inf, scores) if mask.dtype == bool else scores + mask
+        weights = self.dropout(jax.nn.softmax(scores))
+        y = (weights @ v).swapaxes(-2, -3)
+        y = self.out_proj(y.reshape(*y.shape[:-2], self.embed_dim))
+        y = y if self.batch_first else y.swapaxes(0, 1)
+        if not need_weights:
+            return y, None
+        return y, weights.mean(-3) if average_attn_weights else weights
 
 
 class Upsample(nnx.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -54,7 +55,7 @@ class Configs:
     def call(self, config: Any) -> ast.expr:
         """Returns the code that makes a configuration: with what differs from the defaults."""
         keywords = []
-        for name in self.names(type(config)):
+        for name in filter(functools.partial(hasattr, config), self.names(type(config))):
             made = self._code(getattr(config, name))
             if text(made) != text(self._default(type(config), name)):
                 keywords.append(ast.keyword(name, made))

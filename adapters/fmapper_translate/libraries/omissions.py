@@ -39,7 +39,7 @@ class Omissions:
         name = _name(node)
         if name not in library.LEFT_OUT or not library.is_library(function.target.__module__):
             return None
-        values = [event.value for event in events or self._loads(function, name)]
+        values = [event.value for event in events] or self._loads(function, name)
         if not events and name in self.parameters(function) and not values:
             return ast.Constant(None)
         if values and all(map(library.is_nothing, values)) and len({*map(repr, values)}) == 1:

@@ -27,7 +27,7 @@ class TorchSource(Source):
 
     def is_made_of_layers(self, value: Any) -> bool:
         """Returns whether an object is a layer that is given random numbers in Flax."""
-        layer = layers.layer_of(type(value))
+        layer = layers.base_of(type(value))
         return layer is not None and layer.takes_rngs
 
     def draws(self, overload: Any) -> bool:

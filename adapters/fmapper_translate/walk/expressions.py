@@ -14,7 +14,7 @@ from fmapper_translate.functions import Function
 from fmapper_translate.printing import choices
 from fmapper_translate.printing.folding import fold
 from fmapper_translate.recording import Event
-from fmapper_translate.walk.errors import NotTranscribed, Unnamed
+from fmapper_translate.walk.errors import NotTranscribed, Unnamed, Varied
 
 if TYPE_CHECKING:
     from fmapper_translate.walk.files import File
@@ -98,7 +98,7 @@ class Expressions(ABC):
         except (TypeError, AttributeError, IndexError, ValueError, KeyError) as error:
             raise self._at(node, f"{type(error).__name__}: {error}") from error
         if len(printed) > 1:
-            raise self._at(node, "it is " + " and ".join(list(printed)[:2]))
+            raise Varied(str(self._at(node, "it is " + " and ".join(list(printed)[:2]))))
         return next(iter(printed.values()))
 
     def _at(self, node: ast.expr, reason: str) -> NotTranscribed:

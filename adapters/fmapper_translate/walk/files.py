@@ -102,6 +102,9 @@ class File(ABC):
         if library.is_config_class(value):
             self._classes.setdefault(value)
             return True
+        strange = (item for item in value.__mro__ if not self._is_own(item) and item is not object)
+        if not self.is_module(value) and not all(is_standard(x.__module__) for x in strange):
+            return library.is_record(value) and self._classes.setdefault(value) is None
         for base in reversed(value.__mro__):
             if self._is_own(base):
                 self._classes.setdefault(base)
@@ -282,9 +285,6 @@ class File(ABC):
                 module = getattr(value, "__module__", None)
                 if isinstance(module, str) and is_standard(module):
                     self._imports[node.id] = f"from {module} import {node.id}"
-        for base in cls.__mro__[1:]:
-            if not (self._is_own(base) or base is object or is_standard(base.__module__)):
-                raise NotTranscribed(f"{cls.__name__}: {base.__qualname__} has no counterpart")
         return textwrap.dedent(inspect.getsource(cls)).rstrip()
 
     def _helper(self, name: str) -> Helper | None:
