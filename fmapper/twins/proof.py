@@ -141,19 +141,19 @@ def random_values(entry: Entry, seed: int) -> np.ndarray[Any, Any]:
     if len(entry.shape) < 2:
         values = generator.uniform(0.5, 1.5, entry.shape)
     else:
-        scale = math.prod(entry.shape) ** -0.25
-        values = generator.normal(0.0, scale, entry.shape)
+        values = generator.normal(0.0, math.prod(entry.shape) ** -0.25, entry.shape)
     return values.astype(numpy_dtype(entry.dtype))
 
 
 def _size(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
-    """Returns a shape whose order is that of images with channels first and last alike."""
-    return tuple(sorted(array.shape))
+    """Returns sizes that are those of images with channels first and last, and of one alone."""
+    return tuple(sorted(n for n in array.shape if n != 1))
 
 
 def _alike(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
     """Returns whether two arrays are the same, or are with their channels first and last."""
-    if close(x, y) or x.ndim != y.ndim or x.ndim < 3:
+    x, y = (x, y) if x.ndim == y.ndim else (x.squeeze(), y.squeeze())  # one without a batch
+    if close(x, y) or x.ndim < 3:
         return close(x, y)
     last = x.transpose(0, *range(2, x.ndim), 1)
     first = x.transpose(0, x.ndim - 1, *range(1, x.ndim - 1))

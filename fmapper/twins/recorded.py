@@ -216,7 +216,8 @@ def _full_name(weight: str, entries: Mapping[str, Entry]) -> str:
 def guesses(a: Side, b: Side) -> Iterator[tuple[Model, Model]]:
     """Yields both models with an input that they may take: tokens, images, vectors, sequences."""
     arrays = [*_arrays(a, b)]
-    alone = [(x[0], y[0]) for x, y in arrays if x.ndim > 1]  # as models of Equinox take them
+    rows = ((0, 0), (..., 0), (0, ...))  # models of Equinox take one without a batch
+    alone = [(x[i], y[k]) for i, k in rows for x, y in arrays if x.ndim > 1]
     for mine, theirs in (*arrays, *alone):
         yield Model(a, (mine,), {}), Model(b, (theirs,), {})
 

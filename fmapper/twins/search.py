@@ -296,8 +296,7 @@ def _offsets(match: Match) -> Iterator[Option]:
     shapes = match.many[0].shapes
     if len(match.many) == 1 and all(len(shape) == 1 for shape in shapes):
         for value in (1.0, -1.0):
-            steps: Steps = (("offset", value),)
-            yield _after(match, match.options[0], dict.fromkeys(shapes, steps))
+            yield _after(match, match.options[0], dict.fromkeys(shapes, (("offset", value),)))
 
 
 def _orders(size: int, sizes: Container[int], parts: int) -> Iterator[Order]:

@@ -121,16 +121,38 @@ def test_terms_of_one_sum_are_told_apart_by_their_names():
     assert "Sum(" not in str(report.rules)
 
 
-class Column(Critics):
+class OfRank(torch.nn.Module):
+    def __init__(self, name, ndim):
+        super().__init__()
+        self.name, self.ndim = name, ndim
+        self.add_module(name, torch.nn.Sequential(tower(), torch.nn.Linear(1, 3)))
+
+    def forward(self, x):
+        assert x.ndim == self.ndim
+        return getattr(self, self.name)(x)
+
+
+@pytest.mark.parametrize("ranks", [(3, 2), (2, 3)])
+def test_one_side_takes_a_batch_and_the_other_does_not(ranks):
+    source = with_values(OfRank("a", ranks[0]))
+    x = torch.randn(1, 5, 4)
+    mine, theirs = (x if ndim == 3 else x[0] for ndim in ranks)
+    for inputs in ({"example_inputs": mine, "target_inputs": theirs}, {}):
+        filled, report = fmapper.transfer(source, OfRank("b", ranks[1]), **inputs)
+        assert report.proved
+        assert torch.equal(filled(theirs).squeeze(), source(mine).squeeze())
+
+
+class Wider(Critics):
     def forward(self, x):
         first, second = super().forward(x)
-        return first, second[:, 0]
+        return first, second.expand(-1, 2)
 
 
 def test_each_output_has_its_shape_on_the_other_side():
     source = with_values(Critics("a", "b"))
     with pytest.raises(fmapper.TransferError, match="have other shapes"):
-        fmapper.transfer(source, Column("d", "c"), example_inputs=(torch.randn(3, 4),))
+        fmapper.transfer(source, Wider("d", "c"), example_inputs=(torch.randn(3, 4),))
 
 
 class Glu(torch.nn.Module):
