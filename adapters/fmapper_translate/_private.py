@@ -58,8 +58,12 @@ def parameters_of(overload: Any) -> dict[str, tuple[str, Any]]:
     """
     from torchgen.model import FunctionSchema  # type: ignore[import-untyped]
 
-    schema = FunctionSchema.parse(str(overload._schema).partition("::")[2])
     defaults = [item.default_value for item in overload._schema.arguments]
+    written = str(overload._schema).partition("::")[2]
+    for default in defaults:
+        if isinstance(default, list):  # which the parser takes without spaces alone
+            written = written.replace(str(default), str(default).replace(" ", ""))
+    schema = FunctionSchema.parse(written)
     pairs = zip(schema.arguments.flat_all, defaults, strict=True)
     return {item.name: (str(item.type), default) for item, default in pairs}
 

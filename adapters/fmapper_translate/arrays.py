@@ -93,6 +93,18 @@ def write(expressions: Expressions, node: ast.expr, value: ast.expr) -> str:
     return f"{text(target)}[...] = {text(made)}"
 
 
+def change(expressions: Expressions, node: ast.expr, sign: str, value: ast.expr) -> str:
+    """Returns the statement that adds a number to an array of a module, or multiplies it.
+
+    Raises:
+        NotTranscribed: The number is an array in another layout.
+    """
+    is_number = not any(getattr(item, "ndim", 0) for item in expressions.values(value))
+    if not is_number and not has_sources_layout(expressions, node):
+        raise NotTranscribed("it has another layout")
+    return f"{text(variable(expressions, node))}[...] {sign}= {text(expressions.code(value))}"
+
+
 def is_array(expressions: Expressions, node: ast.expr) -> bool:
     """Returns whether an expression is an array of a module."""
     values = expressions.values(node)

@@ -53,8 +53,7 @@ class Expressions(walk.Expressions):
     def __init__(self, file: File, function: Function) -> None:
         super().__init__(file, function)
         self._varied: set[ast.AST] = set()  # whose dimensions are other ones another time
-        constructs = file.constructs(function)
-        self._of_numbers = numbers.tensors_of_numbers(function) if constructs else set()
+        self._of_numbers = numbers.tensors_of_numbers(function)
 
     # --- one expression ---------------------------------------------------------------------------
 
@@ -139,6 +138,8 @@ class Expressions(walk.Expressions):
         ):
             return expr(layers.FUNCTIONS[value])
         if self.file.add(value):
+            if layers.is_library_module(value):
+                return expr(str(self.file.class_name(value)))
             return node if isinstance(node, ast.Name) else expr(value.__name__)
         if isinstance(node, ast.Name) and self.file.add_global(self.function, node.id, value):
             return node
@@ -224,6 +225,9 @@ class Expressions(walk.Expressions):
             inner = callee.func
             if isinstance(inner, type) and issubclass(inner, nn.Module):
                 return self._make(node, inner, bound=True)
+            function = self.file.recording.function_of(inner)
+            if function is not None and function.makes_modules:
+                return self.plain_call(node, self.code(node.func), [_RNGS])
         if isinstance(callee, type) and issubclass(callee, nn.Module | nn.Parameter):
             return self._make(node, callee)
         if callee is nn.Buffer:
@@ -238,7 +242,7 @@ class Expressions(walk.Expressions):
         if function is not None:
             refuse_wrapper(self.file.recording, callee, event)
             self.file.add_function(function)
-            more = [ast.keyword("rngs", expr("rngs"))] if function.makes_modules else []
+            more = [_RNGS] if function.makes_modules else []
             more = [ast.keyword("rngs", self.rngs())] if function in self.file.draws else more
             func = self.code(node.func)
             if isinstance(func, ast.Attribute) and func.attr in NEW_NAMES.values():
@@ -252,6 +256,9 @@ class Expressions(walk.Expressions):
         if isinstance(node.func, ast.Attribute) and layers.is_forward(callee):  # of a base
             call = ast.Attribute(self.code(node.func.value), "__call__", ast.Load())
             return self.plain_call(node, call, [])
+        if callee is nn.functional.interpolate:
+            kept = [key for key in node.keywords if key.arg not in _UNUSED]
+            return self.plain_call(ast.Call(node.func, node.args, kept), expr("interpolate"))
         if callee is nn.functional.dropout:
             return calls.dropout(self, node)
         if callee is torch.autograd.Variable:
@@ -260,7 +267,7 @@ class Expressions(walk.Expressions):
         if is_array and isinstance(value, torch.Tensor):
             dtype = self.file.dialect.dtype(dtype_name(value.dtype))
             return expr("jnp.array({0}, {1})", self.code(node.args[0]), dtype)
-        if event is not None and event.operations:
+        if event is not None and event.operations and callee not in _OVER_ELEMENTS:
             return self._operations(node, event)
         if callee is torch.is_tensor:
             return expr("isinstance({0}, jax.Array)", self.code(node.args[0]))
@@ -291,6 +298,17 @@ class Expressions(walk.Expressions):
             self.file.configs.fill(callee, names, len(node.args))
         return left | super()._left_out(node)
 
+    def is_left_out(self, node: ast.expr | None) -> bool:
+        """Returns whether an expression is a device, or what PyTorch's layers make arrays with."""
+        if not self.function.target.__module__.startswith("torch."):
+            return super().is_left_out(node)
+        match node:
+            case ast.Name("device" | "dtype" | "factory_kwargs") | ast.Dict(
+                [ast.Constant("device"), *_]
+            ):
+                return True
+        return super().is_left_out(node)
+
     def has_no_counterpart(self, value: Any) -> bool:
         """Returns whether something is a device."""
         return isinstance(value, torch.device)
@@ -298,7 +316,7 @@ class Expressions(walk.Expressions):
     def _call_module(self, node: ast.Call, module: nn.Module) -> ast.expr:
         kind = type(module)
         is_known = layers.layer_of(kind) or kind in layers.ACTIVATIONS
-        if layers.is_library_module(kind) and not is_known:
+        if layers.is_library_module(kind) and not is_known and not self.file.add(kind):
             raise NotTranscribed(f"{kind.__name__} is not in the table of layers")
         table = self.file.tied_table(module, self.function)
         if table:
@@ -314,35 +332,51 @@ class Expressions(walk.Expressions):
             if is_named and value is kind:
                 return make_activation(self.code, node, kind)
             return ast.Call(self.code(node.func), [], [])
-        if layers.is_library_module(kind):
+        if kind is nn.Module:
+            return expr("nnx.Module()")
+        if not self.file.add(kind):
             raise NotTranscribed(f"{kind.__name__} is not in the table of layers")
-        self.file.add(kind)
         kinds = {kind, *map(type, self.values(node))}
         takes = any(map(self.file.takes_rngs, kinds))
         if takes and self.file.constructs(self.function):
             self.function.makes_modules = True
             self.file.takers |= kinds if len(kinds) > 1 else set()
-        more = [ast.keyword("rngs", expr("rngs"))] if takes else []
+        more = [_RNGS] if takes else []
         return self.plain_call(node, self.code(node.func), more)
+
+    def _unseen(self, node: ast.expr) -> ast.expr:
+        match node:
+            case ast.Call(ast.Attribute(ast.Name(name)) as func):
+                loads = (x for x in self.function.nodes if isinstance(x, ast.Name) and x.id == name)
+                values = [value for load in loads for value in self.values(load)]
+                if values and all(isinstance(value, torch.Tensor) for value in values):
+                    size = self._size(node, func)
+                    if size is not None:
+                        return size
+        return super()._unseen(node)
+
+    def _size(self, node: ast.Call, func: ast.Attribute) -> ast.expr | None:
+        """Returns the code for a method of a tensor that gives sizes; None for another one."""
+        if func.attr == "size":
+            shape = expr("{0}.shape", self.code(func.value))
+            given = [*node.args, *(key.value for key in node.keywords)]
+            return expr("{0}[{1}]", shape, self.code(given[0])) if given else shape
+        template = _SIZES.get(func.attr)
+        return None if template is None else expr(template, self.code(func.value))
 
     def _tensor_method(
         self, node: ast.Call, func: ast.Attribute, base: torch.Tensor, event: Event
     ) -> ast.expr:
         name = func.attr
-        if name == "size":
-            shape = expr("{0}.shape", self.code(func.value))
-            given = [*node.args, *(key.value for key in node.keywords)]
-            return expr("{0}[{1}]", shape, self.code(given[0])) if given else shape
-        if name in _SIZES:
-            return expr(_SIZES[name], self.code(func.value))
-        if name in numbers.METHODS and self.file.constructs(self.function):
-            return self.plain_call(node, ast.Attribute(self.code(func.value), name), [])
+        size = self._size(node, func)
+        if size is not None:
+            return size
+        if name in numbers.METHODS:
+            return expr(f"{{0}}.{name}()", self.code(func.value))
         if name == "is_floating_point":
             return expr("jnp.issubdtype({0}.dtype, jnp.floating)", self.code(func.value))
         if event.value is base and not event.operations:
             return self.code(func.value)
-        if name in ("item", "tolist") and self.file.constructs(self.function):
-            return expr(f"{{0}}.{name}()", self.code(func.value))
         return self._operations(node, event)
 
     # --- operations -------------------------------------------------------------------------------
@@ -367,4 +401,7 @@ class Expressions(walk.Expressions):
         return expr("{0}.noise()", self.rngs())
 
 
+_UNUSED = ("recompute_scale_factor", "antialias")  # of `interpolate`
+_OVER_ELEMENTS = (zip, enumerate, list, tuple, reversed, sum)  # of arrays, too
 _INFINITIES = (float("inf"),)
+_RNGS = ast.keyword("rngs", expr("rngs"))

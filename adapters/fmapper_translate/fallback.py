@@ -104,7 +104,8 @@ class _Body:
             func = expr(f"self{''.join(steps)}")
         else:
             function = self._file.recording.function_of(callee)
-            assert function is not None
+            if function is None:
+                raise NotTranscribed(f"{ast.unparse(event.node.func)} has no counterpart")
             self._file.add_function(function)
             is_method = inspect.ismethod(callee)
             func = expr(f"self.{function.name}" if is_method else function.name)

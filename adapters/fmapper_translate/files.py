@@ -27,7 +27,7 @@ from fmapper_translate.walk.files import name_of
 _IMPORTS = {
     "jax": "import jax", "jnp": "import jax.numpy as jnp", "np": "import numpy as np",
     "nnx": "from flax import nnx", "partial": "from functools import partial",
-    "math": "import math", "operator": "import operator",
+    "functools": "import functools", "math": "import math", "operator": "import operator",
     "SimpleNamespace": "from types import SimpleNamespace",
     "Any": "from typing import Any", "dataclass": "from dataclasses import dataclass",
     "field": "from dataclasses import field",
@@ -69,12 +69,18 @@ class File(walk.File):
         self.fallen: dict[str, str] = {}
         self.tables: dict[str, ast.expr] = {}
         self.without_initial_values: set[type | None] = set()
-        self.optional = {
-            (type(part), name)
+        arrays = [
+            (type(part), name, array)
             for part in model.modules()
-            for name in part._parameters.keys() | part._buffers.keys()
-            if self._may_be_none(type(part), name)
+            for name, array in [*part._parameters.items(), *part._buffers.items()]
+        ]
+        absent = {(cls, name) for cls, name, array in arrays if array is None}
+        self.optional = {
+            (cls, name)
+            for cls, name, _ in arrays
+            if (cls, name) in absent or self._may_be_none(cls, name)
         }
+        self._layers = {*filter(layers.is_library_module, recording.source.classes(model))}
         kinds = {base for part in model.modules() for base in type(part).__mro__}
         self.absent = {
             value
@@ -83,7 +89,7 @@ class File(walk.File):
             for event in recording.events.get(node, ())
             if layers.is_library_module(value := event.value)
             and value is not nn.Module
-            and (value not in layers.LAYERS or value not in kinds)
+            and (value not in kinds or value not in layers.LAYERS.keys() | self._layers)
         }
         self._orders = {
             id(array): layer.variable(name)[1] if layer is not None else None
@@ -113,8 +119,15 @@ class File(walk.File):
 
     # --- what expressions ask ---------------------------------------------------------------------
 
+    def _is_own(self, cls: type) -> bool:
+        return cls in self._layers or super()._is_own(cls)
+
     def class_name(self, cls: type) -> str | None:
         """Returns the name of what stands for a layer's class."""
+        if cls in self._layers:
+            others = (item for item in self.recording.functions if item.owner is not cls)
+            is_taken = cls.__name__ in {getattr(x.owner, "__name__", x.name) for x in others}
+            return f"{self.prefix}{cls.__name__}" if is_taken else cls.__name__
         layer = layers.layer_of(cls)
         return None if layer is None else self.helper_name(layer.name)
 
@@ -172,12 +185,13 @@ class File(walk.File):
     def _print_class(self, cls: type) -> str:
         if library.is_config_class(cls):
             return self.configs.print(cls)
-        return (
-            self.configs.print_record(cls) if library.is_record(cls) else super()._print_class(cls)
-        )
+        if library.is_record(cls):
+            return self.configs.print_record(cls)
+        made = super()._print_class(cls)
+        return made.replace(cls.__name__, self.class_name(cls) or cls.__name__, 1)
 
     def _is_read(self, cls: type, name: str) -> bool:
-        return not library.is_library(cls.__module__) or self.omissions.is_read(name)
+        return not library.is_foreign(cls.__module__) or self.omissions.is_read(name)
 
     def print(self, title: str) -> str:
         """Returns the file.
@@ -242,6 +256,8 @@ class File(walk.File):
     def _helper(self, name: str) -> Helper | None:
         if name in self._activations:
             return Helper(self._activations[name])
+        if name in {cls.__name__ for cls in self._classes}:
+            return None
         is_stand_in = name in ("max_pool", "avg_pool", "adaptive_avg_pool")
         known = None if is_stand_in else super()._helper(name)
         if known is not None or name in self._renamed.values():

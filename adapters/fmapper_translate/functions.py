@@ -24,6 +24,7 @@ _LIBRARIES = (
     "fmapper_adapters",
     "fmapper_translate",
 )
+_LAYERS = str(Path("torch", "nn", "modules"))
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
@@ -95,12 +96,14 @@ def functions_that_run(
 
     Args:
         run: What is run.
-        classes: Returns the classes of the model's parts; called afterwards.
+        classes: Returns the classes of the model's parts, and their bases; called afterwards. Of
+            those of a framework a model has only these.
     """
     codes: set[types.CodeType] = set()
 
     def watch(frame: types.FrameType, event: str, _: Any) -> None:
-        if event == "call" and is_of_model(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if event == "call" and (is_of_model(file) or _LAYERS in file):
             codes.add(frame.f_code)
 
     before = sys.getprofile()
@@ -110,14 +113,16 @@ def functions_that_run(
     finally:
         sys.setprofile(before)
     functions: dict[types.CodeType, Function] = {}
-    owners = [cls for kind in classes() for cls in kind.__mro__]
+    owners = classes()
     spaces: dict[int, dict[str, Any]] = {}
 
     def look(values: Iterable[Any], owner: type | None) -> None:
         for target in (item for value in values for item in _functions_in(value)):
             code = target.__code__
-            if code in codes and code not in functions:
-                functions[code] = _read(target, owner)
+            if _LAYERS in code.co_filename and owner not in owners:
+                continue
+            if code in codes and code not in functions and (read := _read(target, owner)):
+                functions[code] = read
                 spaces.setdefault(id(target.__globals__), target.__globals__)
 
     for owner in owners:
@@ -143,11 +148,19 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:
         yield value
 
 
-def _read(target: types.FunctionType, owner: type | None) -> Function:
+def _read(target: types.FunctionType, owner: type | None) -> Function | None:
+    """Reads a function; None for a lambda that is not the value of a name."""
     source = textwrap.dedent(inspect.getsource(target))
-    tree = ast.parse(source).body[0]
+    try:
+        tree = ast.parse(source).body[0]
+    except SyntaxError:
+        return None
+    match tree:
+        case ast.Assign([ast.Name(name)], ast.Lambda(args, body)):
+            source = f"def {name}({ast.unparse(args)}):\n    return {ast.unparse(body)}"
+            tree = ast.parse(source).body[0]
     if not isinstance(tree, ast.FunctionDef):
-        raise TypeError(f"{target.__qualname__} is not written as a function")
+        return None
     return Function(target, owner, tree, source.splitlines(), nodes=list(ast.walk(tree)))
 
 
@@ -188,7 +201,7 @@ def instrument(function: Function, number: Callable[[ast.AST], int]) -> types.Co
     whole = compile(module, original.co_filename, "exec", dont_inherit=True)
     (made,) = (item for item in whole.co_consts if isinstance(item, types.CodeType))
     (code,) = (item for item in made.co_consts if isinstance(item, types.CodeType))
-    return code.replace(co_name=original.co_name, co_qualname=original.co_qualname)
+    return code.replace(co_name=function.name, co_qualname=original.co_qualname)
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:

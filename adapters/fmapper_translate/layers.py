@@ -56,6 +56,7 @@ class Layer:
 
 _OF_CONVOLUTIONS = {
     "groups": "feature_group_count", "stride": "strides", "dilation": "kernel_dilation",
+    "padding": "pads",
 }  # fmt: skip
 LAYERS: dict[type, Layer] = {
     nn.Linear: Layer("Linear"),
@@ -72,6 +73,8 @@ LAYERS: dict[type, Layer] = {
     nn.BatchNorm2d: Layer("BatchNorm2d"),
     nn.LSTM: Layer("LSTM"),
     nn.GRU: Layer("GRU"),
+    nn.LSTMCell: Layer("LSTMCell"),
+    nn.GRUCell: Layer("GRUCell"),
     nn.GroupNorm: Layer("GroupNorm"),
     nn.MaxPool1d: Layer("MaxPool1d", takes_rngs=False),
     nn.MaxPool2d: Layer("MaxPool2d", takes_rngs=False),
@@ -83,7 +86,6 @@ LAYERS: dict[type, Layer] = {
     nn.ZeroPad2d: Layer("ConstantPad2d", takes_rngs=False),
     nn.Unfold: Layer("Unfold", takes_rngs=False),
     nn.MultiheadAttention: Layer("MultiheadAttention"),
-    nn.Upsample: Layer("Upsample", takes_rngs=False),
     nn.Flatten: Layer("Flatten", takes_rngs=False),
     nn.Sequential: Layer("Sequential", takes_rngs=False),
     nn.ModuleList: Layer("nnx.List", takes_rngs=False),
@@ -112,6 +114,7 @@ ACTIVATIONS: dict[type, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
 WORDS = {"approximate": {"none": False, "tanh": True}}  # of PyTorch -> what they are here
 FUNCTIONS = {
     torch.relu: "nnx.relu", nn.functional.relu: "nnx.relu", nn.functional.silu: "nnx.silu",
+    nn.functional.interpolate: "interpolate",
     torch.tanh: "jnp.tanh", torch.sigmoid: "nnx.sigmoid", nn.functional.softplus: "nnx.softplus",
 }  # fmt: skip
 IGNORED = frozenset({"inplace", "device", "dtype", "track_running_stats", "requires_grad"})
@@ -125,6 +128,15 @@ def layer_of(cls: Any) -> Layer | None:
 def base_of(cls: type) -> Layer | None:
     """Returns what stands for the first of a class and its bases for which something does."""
     return next((LAYERS[base] for base in cls.__mro__ if base in LAYERS), None)
+
+
+def classes_of(cls: type) -> list[type]:
+    """Returns a class and its bases without those that are PyTorch's and have a counterpart."""
+    is_counterpart = base_of(cls) is not None or cls in ACTIVATIONS
+    return [
+        base for base in cls.__mro__
+        if not is_library_module(base) or not (is_counterpart or base is nn.Module)
+    ]  # fmt: skip
 
 
 def is_forward(method: Any) -> bool:

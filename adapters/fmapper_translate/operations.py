@@ -187,14 +187,19 @@ class Operations:
                 zip(parameters.items(), operation.args, strict=False)
             )
         ]
-        given = {item.name: item for item in self._given if not isinstance(item.node, ast.Constant)}
+        named = {item.name: item for item in self._given if item.name}
+        by_place = dict(
+            zip(parameters, (item for item in self._given if not item.name), strict=False)
+        )
+        given = {**by_place, **named}
         left_out = {
             name: default
             for name, (_, default) in list(parameters.items())[len(args) :]
-            if name in given and _is_number(given[name].value, default)
-        }
+            if name in given and not isinstance(given[name].node, ast.Constant)
+            and _is_number(given[name].value, default)
+        }  # fmt: skip
         kwargs = {
-            name: self._argument(name, parameters[name][0], -1, value)
+            name: self._argument(name, parameters[name][0], [*parameters].index(name), value)
             for name, value in {**left_out, **operation.kwargs}.items()
             if name not in _DROPPED and (value is not None or name in left_out)
         }
@@ -253,16 +258,16 @@ class Operations:
         return value
 
     def _sizes(self, name: str, at: int, values: list[Any]) -> Any:
-        for given in self._given:
+        row = [item for item in self._given if not item.name]
+        for given in [*row[at : at + 1], *self._given]:
             if _are_sizes(given.value) and list(given.value) == values:
                 if isinstance(given.node, ast.Tuple | ast.List):
                     return tuple(self._elements(given.node, given, values))
                 if name in ("size", "shape"):
                     return (ast.Starred(given.code(), ast.Load()),)
                 return tuple(expr(f"{{0}}[{i}]", given.code()) for i in range(len(values)))
-            if given.name == name and [given.value] == values:
-                return (self._size(given),)
-        row = [item for item in self._given if not item.name]
+            if given.name == name and values == [given.value] * len(values):
+                return (self._size(given),) * len(values)
         for start in range(len(row)):
             sizes: list[Any] = []
             flat: list[Any] = []
@@ -321,6 +326,8 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _is_number(value: Any, other: Any) -> bool:
+    if isinstance(other, list):
+        return [*value] == other if isinstance(value, tuple | list) else {*other} == {value}
     return type(value) is type(other) and bool(value == other)
 
 

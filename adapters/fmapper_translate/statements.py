@@ -29,7 +29,8 @@ from fmapper_translate.walk.statements import SIGNS, bare
 if TYPE_CHECKING:
     from fmapper_translate.files import File
 
-_HOOKS = frozenset({  # of state dicts
+_WITHOUT_EFFECT = frozenset({  # hooks of state dicts, and the place of weights in memory
+    "flatten_parameters",
     "_register_load_state_dict_pre_hook", "register_load_state_dict_pre_hook",
     "register_load_state_dict_post_hook", "register_state_dict_pre_hook",
 })  # fmt: skip
@@ -71,6 +72,10 @@ class Statements(walk.Statements):
         left = self._file.omissions.parameters(self._function)
         return parameter.arg in left or super()._is_dropped(parameter)
 
+    def _annotation(self, node: ast.expr | None) -> ast.expr | None:
+        is_foreign = library.is_foreign(self._function.target.__module__)
+        return None if is_foreign else super()._annotation(node)
+
     def _more_parameters(self) -> list[ast.arg]:
         takes = self._is_constructor and self._file.takes_rngs(self._function.owner)
         is_drawing = self._function in self._file.draws
@@ -107,7 +112,7 @@ class Statements(walk.Statements):
         if isinstance(target, ast.Subscript):
             owners = self.expressions.values(target.value)
             if owners and isinstance(owners[0], torch.Tensor):
-                yield self._write(target, "set", self.code(value))
+                yield self._write(target, "set", value)
                 return
         if isinstance(target, ast.Attribute) and arrays.is_array(self.expressions, value):
             if not arrays.tie(self.expressions, target, value):
@@ -136,6 +141,9 @@ class Statements(walk.Statements):
             return expr("nested_tuple({0})", code)
         if any(isinstance(item, nn.Module) for item in values) and self._is_none_before(target):
             return expr("nnx.data({0})", code)  # or it would stay a setting
+        parts = [part for item in values if type(item) is list for part in item]
+        if any(isinstance(part, nn.Module) for part in parts):
+            return expr("PlainList({0})", code)
         return code
 
     def _is_none_before(self, target: ast.Attribute) -> bool:
@@ -151,10 +159,29 @@ class Statements(walk.Statements):
         if isinstance(target.value, ast.Subscript | ast.Call):
             raise NotTranscribed("it writes into a part of a part")
         index = self.code(target.slice)
-        made = expr(f"{{0}}.at[{{1}}].{method}({{2}})", owner, index, value)
+        made = expr(f"{{0}}.at[{{1}}].{method}({{2}})", owner, index, self.code(value))
+        masks = self.expressions.values(target.slice)
+        if any(isinstance(mask, torch.Tensor) and mask.dtype == torch.bool for mask in masks):
+            made = expr("jnp.where({0}, {1}, {2})", index, self._under(target, value), owner)
         if arrays.is_array(self.expressions, target.value):
             return arrays.write(self.expressions, target.value, made)
         return f"{text(owner)} = {text(made)}"
+
+    def _under(self, target: ast.Subscript, value: ast.expr) -> ast.expr:
+        """Returns what is written under a mask: a number, or an array of the target's size.
+
+        Raises:
+            NotTranscribed: It has as many elements as the mask says.
+        """
+        owners, masks = map(self.expressions.values, (target.value, target.slice))
+        if all(owner.ndim == mask.ndim for owner, mask in zip(owners, masks, strict=True)):
+            is_number = [getattr(item, "ndim", 0) == 0 for item in self.expressions.values(value)]
+            if isinstance(value, ast.Constant) or (is_number and all(is_number)):
+                return self.code(value)
+            match value:
+                case ast.Subscript(inner, mask) if ast.dump(mask) == ast.dump(target.slice):
+                    return self.code(inner)
+        raise NotTranscribed("it writes as many values as a mask says")
 
     def _augment(self, node: ast.AugAssign) -> Iterator[str]:
         sign = SIGNS.get(type(node.op), "")
@@ -164,7 +191,11 @@ class Statements(walk.Statements):
                 methods = {"+": "add", "*": "multiply", "/": "divide"}
                 if sign not in methods:
                     raise NotTranscribed(f"{sign}= into a part of a tensor")
-                yield self._write(node.target, methods[sign], self.code(node.value))
+                yield self._write(node.target, methods[sign], node.value)
+                return
+        match node.target:
+            case ast.Attribute(array, "data") if arrays.is_array(self.expressions, array):
+                yield arrays.change(self.expressions, array, sign, node.value)
                 return
         yield from super()._augment(node)
 
@@ -181,9 +212,13 @@ class Statements(walk.Statements):
         elif name == "register_buffer":
             yield from self._buffer(call)
         elif name in _SETTERS and isinstance(func, ast.Attribute):
-            codes = [self.code(item) for item in (func.value, *call.args)]
-            yield f"setattr({', '.join(map(text, codes))})"
-        elif callee is print or library.is_message(callee) or name in _HOOKS:
+            owner, *codes = [text(self.code(item)) for item in (func.value, *call.args)]
+            is_named = any(
+                isinstance(x, nn.Sequential) for x in self.expressions.values(func.value)
+            )
+            begin = f"{owner}.add_module(" if is_named else f"setattr({owner}, "
+            yield f"{begin}{', '.join(codes)})"
+        elif callee is print or library.is_message(callee) or name in _WITHOUT_EFFECT:
             return
         elif initial_values.is_initialization(callee):
             yield from self._initialize(lambda: initial_values.initialize(self.expressions, call))
@@ -259,10 +294,14 @@ class Statements(walk.Statements):
         made = expr("{0}({1})", ast.Name("Buffer" if is_saved else "Constant"), self.code(value))
         if isinstance(value, ast.Constant) and value.value is None:
             made = expr("None")
+        elif any(item is None for item in self.expressions.values(value)):
+            made = expr("None if {0} is None else {1}", self.code(value), made)
+        assert isinstance(call.func, ast.Attribute)
+        owner = text(self.code(call.func.value))
         if isinstance(name, ast.Constant):
-            yield f"self.{name.value!s} = {text(made)}"
+            yield f"{owner}.{name.value!s} = {text(made)}"
         else:
-            yield f"setattr(self, {text(self.code(name))}, {text(made)})"
+            yield f"setattr({owner}, {text(self.code(name))}, {text(made)})"
 
     # --- flow -------------------------------------------------------------------------------------
 

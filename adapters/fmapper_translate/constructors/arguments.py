@@ -99,13 +99,16 @@ def _unify(node: ast.expr, value: Any, space: Mapping[str, Any]) -> Iterator[tup
         case ast.List(elts) | ast.Tuple(elts) if isinstance(value, _LISTS):
             for element, item in zip(elts, value, strict=False):
                 yield from _unify(element, item, space)
-        case ast.ListComp(element, [ast.comprehension(iter=ast.Call(ast.Name("range"), [count]))]) \
-                | ast.GeneratorExp(
-                    element, [ast.comprehension(iter=ast.Call(ast.Name("range"), [count]))]
-                ) if isinstance(value, _LISTS):  # fmt: skip
-            yield from _unify(count, len(value), space)
-            if len(value):
-                yield from _unify(element, value[0], space)
+        case ast.ListComp(element, [loop]) | ast.GeneratorExp(element, [loop]) if isinstance(
+            value, _LISTS
+        ):
+            match loop.iter:
+                case ast.Call(ast.Name("range"), [count]):
+                    yield from _unify(count, len(value), space)
+            bound = {item.id for item in ast.walk(loop.target) if isinstance(item, ast.Name)}
+            if len(value) and not loop.ifs:
+                pairs = _unify(element, value[0], space)
+                yield from ((name, read) for name, read in pairs if name not in bound)
         case ast.Call(args=[ast.Starred(inner)]) if isinstance(value, nn.Sequential):
             yield from _unify(inner, value, space)
         case ast.Call(func, args, keywords) if isinstance(value, nn.Module):

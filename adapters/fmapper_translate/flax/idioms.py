@@ -110,23 +110,6 @@ def _detach(p: Printing, x: Value) -> Any:
     return expr("jax.lax.stop_gradient({0})", x)
 
 
-@_idiom("upsample_nearest2d")
-def _upsample(p: Printing, x: Value, output_size: Any, scale_factors: Any = None, *_: Any) -> Any:
-    factors = {p.shape[at] / x.shape[at] for at in (-1, -2)}  # type: ignore[operator]
-    if len(factors) > 1 or not scale_factors or not next(iter(factors)).is_integer():
-        return None
-    return expr("{0}.repeat({1}, axis=-2).repeat({1}, axis=-1)", x, int(factors.pop()))
-
-
-@_idiom("upsample_bilinear2d")
-def _bilinear(p: Printing, x: Value, size: Any = None, align_corners: bool = False, *_: Any) -> Any:
-    if align_corners or not size:
-        return None
-    batch, channels = _shape(x, 0, 2)
-    shape = (batch, channels, *size)
-    return expr("jax.image.resize({0}, {1}, 'linear', antialias=False)", x, shape)
-
-
 @_idiom("adaptive_avg_pool2d")
 def _pool(p: Printing, x: Value, size: Any) -> Any:
     if set(size) != {1}:

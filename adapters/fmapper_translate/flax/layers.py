@@ -6,6 +6,7 @@ functions that it takes along with them.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from typing import Any
@@ -17,9 +18,9 @@ from flax import nnx
 from fmapper_translate.flax.weights import freeze, uniform_init
 
 
-def repeat(size: Any, count: int) -> tuple[int, ...]:
+def repeat(size: Any, count: int) -> tuple[Any, ...]:
     """Returns a size for each dimension, where one may stand for all."""
-    return (size,) * count if isinstance(size, int) else tuple(size)
+    return (size,) * count if isinstance(size, int | float) else tuple(size)
 
 
 class Linear(nnx.Linear):
@@ -85,6 +86,7 @@ class Conv1d(nnx.Conv):
     ):  # fmt: skip
         if padding_mode != "zeros":
             raise ValueError(f"{padding_mode} padding")
+        self.pads = padding if isinstance(padding, str) else repeat(padding, self.rank)
         if isinstance(padding, str):
             pads = padding.upper()
         else:
@@ -245,16 +247,16 @@ class LSTM(nnx.Module):
         zeros = jnp.broadcast_to(zeros[..., None], (*zeros.shape, self.hidden_size))
         return zeros.astype(x.dtype), zeros.astype(x.dtype)
 
+    def project(self, name, x):
+        x = x @ getattr(self, f"weight_{name}")[...].T
+        bias = getattr(self, f"bias_{name}", None)
+        return x if bias is None else x + bias[...]
+
     def run(self, x, first, end, *, reverse):
-        def project(name, y):
-            y = y @ getattr(self, f"weight_{name}{end}")[...].T
-            bias = getattr(self, f"bias_{name}{end}", None)
-            return y if bias is None else y + bias[...]
-
         def step(state, given):
-            return self.step(given, lambda hidden: project("hh", hidden), state)
+            return self.step(given, lambda hidden: self.project(f"hh{end}", hidden), state)
 
-        return jax.lax.scan(step, first, project("ih", x), reverse=reverse)
+        return jax.lax.scan(step, first, self.project(f"ih{end}", x), reverse=reverse)
 
     def step(self, given, recur, state):
         hidden, cell = state
@@ -278,6 +280,26 @@ class GRU(LSTM):
         update = jax.nn.sigmoid(update + z)
         state = (1 - update) * jnp.tanh(new + jax.nn.sigmoid(reset + r) * n) + update * state
         return state, state
+
+
+class LSTMCell(LSTM):
+    """One step of a layer of long short-term memory."""
+
+    source_arrays = {
+        f"{name}_l0": (name, None) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    }
+
+    def __init__(self, input_size, hidden_size, bias=True, *, rngs):
+        super().__init__(input_size, hidden_size, bias=bias, rngs=rngs)
+
+    def __call__(self, x, state=None):
+        state = self.begin(jnp.zeros(x.shape[:-1]), x) if state is None else state
+        recur = functools.partial(self.project, "hh_l0")
+        return self.step(self.project("ih_l0", x), recur, state)[0]
+
+
+class GRUCell(LSTMCell, GRU):
+    """One step of a layer of gated recurrent units."""
 
 
 class MaxPool2d(nnx.Module):
@@ -429,28 +451,42 @@ class MultiheadAttention(nnx.Module):
         return y, weights.mean(-3) if average_attn_weights else weights
 
 
-class Upsample(nnx.Module):
-    """An image whose pixels are repeated."""
-
-    def __init__(self, *, scale_factor, mode="nearest"):
-        if mode != "nearest":
-            raise ValueError(f"{mode} instead of nearest")
-        self.scale = int(scale_factor)
-
-    def __call__(self, x):
-        return x.repeat(self.scale, axis=-2).repeat(self.scale, axis=-1)
-
-
-class Sequential(nnx.List):  # type: ignore[type-arg]
-    """Parts that are called one after the other."""
+class Sequential(nnx.Module):
+    """Parts that are called one after the other, by number or by name."""
 
     def __init__(self, *parts):
-        super().__init__(parts)
+        self.names = ()
+        by_name = parts[0] if parts and isinstance(parts[0], dict) else dict(enumerate(parts))
+        for name, part in by_name.items():
+            self.add_module(str(name), part)
+
+    def add_module(self, name, part):
+        setattr(self, name, part)
+        self.names += (name,)
+
+    def append(self, part):
+        self.add_module(str(len(self.names)), part)
+
+    def __len__(self):
+        return len(self.names)
+
+    def __iter__(self):
+        return (getattr(self, name) for name in self.names)
+
+    def __getitem__(self, at):
+        parts = [*self][at]
+        return Sequential(*parts) if isinstance(at, slice) else parts
 
     def __call__(self, x):
         for part in self:
             x = part(x)
         return x
+
+
+class PlainList(nnx.List):  # type: ignore[type-arg]
+    """A list of modules that the source has under other names."""
+
+    is_plain = True
 
 
 class Flatten(nnx.Module):
@@ -461,6 +497,31 @@ class Flatten(nnx.Module):
 
     def __call__(self, x):
         return flatten(x, self.start, self.end)
+
+
+def interpolate(x, size=None, scale_factor=None, mode="nearest", align_corners=None):
+    """Resizes the dimensions behind the channels, as PyTorch does."""
+    if mode not in ("nearest", "linear", "bilinear", "trilinear"):
+        raise ValueError(f"interpolation of the mode {mode}")
+    rank = x.ndim - 2
+    factors = repeat(scale_factor, rank) if size is None else (None,) * rank
+    sizes = repeat(size, rank) if size is not None else x.shape[2:]
+    for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
+        old, count = x.shape[axis], new if factor is None else int(new * factor)
+        step = old / count if factor is None else 1 / factor
+        at = jnp.arange(count)
+        if mode == "nearest":
+            x = jnp.take(x, jnp.minimum((at * step).astype(int), old - 1), axis=axis)
+            continue
+        if align_corners:
+            place = at * ((old - 1) / max(count - 1, 1))
+        else:
+            place = jnp.maximum((at + 0.5) * step - 0.5, 0)
+        low = jnp.minimum(place.astype(int), old - 1)
+        weight = (place - low).reshape(-1, *(1,) * (x.ndim - axis - 1))
+        below, above = (jnp.take(x, i, axis=axis) for i in (low, jnp.minimum(low + 1, old - 1)))
+        x = below * (1 - weight) + above * weight
+    return x
 
 
 def flatten(x, start, end):

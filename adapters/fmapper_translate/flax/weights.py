@@ -63,7 +63,7 @@ def named_arrays(module, path=()):
     """Yields the name of each array in the source, its variable, and its axes there."""
     names = getattr(module, "source_arrays", {})
     for key, value in vars(module).items():
-        if isinstance(value, nnx.Module):
+        if isinstance(value, nnx.Module) and not getattr(value, "is_plain", False):
             yield from named_arrays(value, (*path, key))
         elif isinstance(value, nnx.Param | nnx.BatchStat | Buffer):
             name, axes = names.get(key, (key, None))

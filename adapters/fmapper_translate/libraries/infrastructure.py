@@ -69,6 +69,11 @@ def is_library(module: str) -> bool:
     return module.partition(".")[0] == _LIBRARY
 
 
+def is_foreign(module: str) -> bool:
+    """Returns whether a module is of a library or of PyTorch."""
+    return is_library(module) or module.startswith("torch.")
+
+
 def is_file_of_library(path: Path) -> bool:
     """Returns whether a file of a package is such a module."""
     parts = path.with_suffix("").parts

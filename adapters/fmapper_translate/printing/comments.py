@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import tokenize
 from collections.abc import Iterator
@@ -12,10 +13,13 @@ def is_of_tools(comment: str) -> bool:
     return comment.startswith(("# type:", "# noqa", "# fmt:", "# pylint:"))
 
 
-def quote(document: str) -> str:
-    """Returns a docstring as code."""
-    lines = document.splitlines()
-    return '"""' + "\n".join(lines) + ('\n"""' if len(lines) > 1 else '"""')
+def quote(words: str) -> str:
+    """Returns the text of a docstring as code."""
+    document = inspect.cleandoc(words)
+    is_long = "\n" in document
+    begin = 'r"""' if "\\" in document else '"""'
+    begin += "\n" * (is_long and words.startswith("\n"))
+    return begin + document + ('\n"""' if is_long else '"""')
 
 
 def comments_beside(lines: list[str]) -> Iterator[tuple[int, str]]:

@@ -34,7 +34,7 @@ class Source(ABC):
 
     @abstractmethod
     def classes(self, model: Any) -> list[type]:
-        """Returns the classes of a model's parts."""
+        """Returns the classes of a model's parts, and their bases, that a file has to have."""
 
     @abstractmethod
     def watch(self, tell: Tell) -> AbstractContextManager[None]:

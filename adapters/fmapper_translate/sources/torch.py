@@ -35,8 +35,9 @@ class TorchSource(Source):
         return torch.Tag.nondeterministic_seeded in overload.tags
 
     def classes(self, model: Any) -> list[type]:
-        """Returns the classes of a model's parts."""
-        return list({type(part) for part in model.modules()})
+        """Returns the classes of a model's parts, and their bases, that a file has to have."""
+        kinds = dict.fromkeys(type(part) for part in model.modules())
+        return [base for kind in kinds for base in layers.classes_of(kind)]
 
     def watch(self, tell: Tell) -> AbstractContextManager[None]:
         """Returns a context that tells which operations run."""

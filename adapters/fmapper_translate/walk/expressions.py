@@ -73,8 +73,10 @@ class Expressions(ABC):
 
     def _code(self, node: ast.expr) -> ast.expr:
         events = self.events(node)
-        if isinstance(node, ast.JoinedStr | ast.Constant):
+        if isinstance(node, ast.Constant):
             return node
+        if isinstance(node, ast.JoinedStr):
+            return self._message(node)
         if isinstance(node, ast.Starred | ast.Slice):
             return self._copy(node)
         constant = self._constant(node, events)
@@ -100,6 +102,19 @@ class Expressions(ABC):
         if len(printed) > 1:
             raise Varied(str(self._at(node, "it is " + " and ".join(list(printed)[:2]))))
         return next(iter(printed.values()))
+
+    def _message(self, node: ast.JoinedStr) -> ast.expr:
+        """Returns an f-string with the code for what is in it; as it is if that has none."""
+        try:
+            values = [
+                ast.FormattedValue(self.code(item.value), item.conversion, item.format_spec)
+                if isinstance(item, ast.FormattedValue)
+                else item
+                for item in node.values
+            ]
+        except NotTranscribed:
+            return node
+        return ast.JoinedStr(values)
 
     def _at(self, node: ast.expr, reason: str) -> NotTranscribed:
         place = f"{self.function.label}: `{ast.unparse(node)}`"

@@ -102,6 +102,11 @@ class File(ABC):
         if library.is_config_class(value):
             self._classes.setdefault(value)
             return True
+        if tuple in value.__bases__ and hasattr(value, "_fields"):  # of `namedtuple`
+            self._imports["namedtuple"] = "from collections import namedtuple"
+            names = ", ".join(map(repr, value._fields))
+            self._constants[value.__name__] = f"namedtuple({value.__name__!r}, [{names}])"
+            return True
         strange = (item for item in value.__mro__ if not self._is_own(item) and item is not object)
         if not self.is_module(value) and not all(is_standard(x.__module__) for x in strange):
             return library.is_record(value) and self._classes.setdefault(value) is None
@@ -166,6 +171,10 @@ class File(ABC):
         Raises:
             NotTranscribed: It is not a number, text, container, class, or record of such.
         """
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            items = zip(value._fields, value, strict=True)
+            keywords = [ast.keyword(name, self.value(item)) for name, item in items]
+            return ast.Call(self.value(type(value)), [], keywords)
         if isinstance(value, list):
             return ast.List([self.value(item) for item in value], ast.Load())
         if isinstance(value, tuple):
@@ -177,14 +186,11 @@ class File(ABC):
         if library.is_config(value):
             self.add(type(value))
             return self.configs.call(value)
-        names = inspect.signature(type(value)).parameters if self._is_own(type(value)) else {}
-        if names and not isinstance(value, type) and all(hasattr(value, name) for name in names):
+        settings = None if isinstance(value, type) else self._settings(value)
+        if settings is not None:
             self.add(type(value))
-            keywords = [ast.keyword(name, self.value(getattr(value, name))) for name in names]
+            keywords = [ast.keyword(name, self.value(item)) for name, item in settings.items()]
             return ast.Call(expr(type(value).__name__), [], keywords)
-        if isinstance(value, types.SimpleNamespace):
-            keywords = [ast.keyword(name, self.value(item)) for name, item in vars(value).items()]
-            return ast.Call(expr("SimpleNamespace"), [], keywords)
         if isinstance(value, functools.partial):
             keywords = [
                 ast.keyword(name, self.value(item)) for name, item in value.keywords.items()
@@ -199,6 +205,21 @@ class File(ABC):
             return literal(value)
         except TypeError as error:
             raise NotTranscribed(f"{value!r} cannot be written to a file") from error
+
+    def _settings(self, value: Any) -> dict[str, Any] | None:
+        """Returns the keywords that make an object like another one; None for what has none."""
+        if isinstance(value, types.SimpleNamespace):
+            return vars(value)
+        cls = type(value)
+        if not self._is_own(cls) or isinstance(value, types.FunctionType):
+            return None
+        parameters = inspect.signature(cls).parameters.values()
+        kept = vars(value) if hasattr(value, "__dict__") else {}
+        if any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters):
+            return kept
+        names = [item.name for item in parameters]
+        is_known = all(hasattr(value, name) for name in names) and (names or not kept)
+        return {name: getattr(value, name) for name in names} if is_known else None
 
     # --- the file ---------------------------------------------------------------------------------
 
@@ -250,8 +271,8 @@ class File(ABC):
             return self._print_plain_class(cls, tree)
         functions = {item.tree.name: item for item in self.recording.functions if item.owner is cls}
         blocks = []
-        document = ast.get_docstring(tree)
-        if document and library.is_library(cls.__module__):
+        document = ast.get_docstring(tree, clean=False)
+        if document and library.is_foreign(cls.__module__):
             document = library.shorten(document)
         if document:
             blocks.append(textwrap.indent(quote(document), "    "))

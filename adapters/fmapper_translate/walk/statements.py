@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +51,9 @@ class Statements:
         ]
         new_names = self.expressions.new_names if self._function.owner else {}
         name = new_names.get(tree.name, tree.name)
-        header = f"def {name}({ast.unparse(self._parameters(tree.args))}):"
+        returns = self._annotation(tree.returns)
+        arrow = "" if returns is None else f" -> {text(returns)}"
+        header = f"def {name}({ast.unparse(self._parameters(tree.args))}){arrow}:"
         return [*decorators, header, *(INDENT + line for line in body or ["pass"])]
 
     def _body(self) -> list[str]:
@@ -137,6 +138,10 @@ class Statements:
                     made.insert(0, beside)
                 else:
                     made[-1] += f"  {beside}"
+            head = getattr(statement, "test", getattr(statement, "iter", None))
+            above_body = self._comments.get(getattr(head, "end_lineno", 0), "")
+            if above_body and not is_simple and not is_of_tools(above_body):
+                made[0] += f"  {above_body}" * made[0].startswith(("if ", "for ", "while "))
             yield from made
             before = statement
 
@@ -176,9 +181,11 @@ class Statements:
             case ast.AugAssign():
                 yield from self._augment(node)
             case ast.Expr(ast.Constant(str(words))):
+                if self._function.target.__module__.startswith("torch."):
+                    return
                 if library.is_library(self._function.target.__module__):
                     words = library.shorten(words)
-                yield from quote(inspect.cleandoc(words)).splitlines()
+                yield from quote(words).splitlines()
             case ast.Expr(ast.Call() as call):
                 yield from self._call(call)
             case ast.Return(value):
@@ -196,14 +203,27 @@ class Statements:
                 arguments = ast.unparse(self._parameters_of_inner(node.args))
                 yield f"def {node.name}({arguments}):"
                 yield from self._inner(node.body)
+            case ast.Raise(ast.expr() as error):
+                yield f"raise {text(self._raised(error))}"
             case ast.Raise() | ast.Pass() | ast.Break() | ast.Continue() | ast.Nonlocal():
                 yield ast.unparse(node)
+            case ast.Delete(targets) if all(isinstance(item, ast.Name) for item in targets):
+                return
             case ast.Import() | ast.ImportFrom():
                 yield ast.unparse(node)
             case ast.Delete(targets) if all(isinstance(item, ast.Name) for item in targets):
                 yield ast.unparse(node)
             case _:
                 raise NotTranscribed(f"{type(node).__name__.lower()} has no counterpart")
+
+    def _raised(self, error: ast.expr) -> ast.expr:
+        """Returns the code for an error; its class alone if its message has no counterpart."""
+        try:
+            return self.code(error)
+        except NotTranscribed:
+            if not isinstance(error, ast.Call):
+                raise
+            return self._raised(error.func)
 
     def _parameters_of_inner(self, args: ast.arguments) -> ast.arguments:
         return ast.arguments(
