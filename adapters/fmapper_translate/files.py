@@ -14,6 +14,7 @@ from fmapper.translation import Helper, helpers_of, names_in, print_imports, tex
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
 from fmapper_translate import layers
 from fmapper_translate.flax import layers as flax_layers
+from fmapper_translate.flax import recurrent as flax_recurrent
 from fmapper_translate.flax import transformers as flax_transformers
 from fmapper_translate.flax import weights as flax_weights
 from fmapper_translate.functions import Function
@@ -58,7 +59,7 @@ class File(walk.File):
     module = nn.Module
     called = "forward"
     prefix = "Torch"
-    helpers = (flax_layers, flax_weights)
+    helpers = (flax_layers, flax_recurrent, flax_weights)
 
     def __init__(self, recording: Recording, model: nn.Module) -> None:
         super().__init__(recording, model)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fmapper_translate.flax import layers as flax_layers
+from fmapper_translate.flax import recurrent as flax_recurrent
 
 Order = tuple[int, ...] | None
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -42,7 +43,8 @@ class Layer:
     @property
     def arrays(self) -> Mapping[str, tuple[str, Order]]:
         """Its variables -> PyTorch's names, and the order of the dimensions; only what differs."""
-        return getattr(getattr(flax_layers, self.name, None), "source_arrays", _NONE)
+        space = {**vars(flax_recurrent), **vars(flax_layers)}
+        return getattr(space.get(self.name), "source_arrays", _NONE)
 
     def variable(self, name: str) -> tuple[str, Order]:
         """Returns its variable for an array of PyTorch's layer, and the order of its dimensions."""

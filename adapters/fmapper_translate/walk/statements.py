@@ -204,7 +204,7 @@ class Statements:
                 yield f"def {node.name}({arguments}):"
                 yield from self._inner(node.body)
             case ast.Raise(ast.expr() as error):
-                yield f"raise {text(self._raised(error))}"
+                yield f"raise {text(self._error(error))}"
             case ast.Raise() | ast.Pass() | ast.Break() | ast.Continue() | ast.Nonlocal():
                 yield ast.unparse(node)
             case ast.Delete(targets) if all(isinstance(item, ast.Name) for item in targets):
@@ -216,14 +216,14 @@ class Statements:
             case _:
                 raise NotTranscribed(f"{type(node).__name__.lower()} has no counterpart")
 
-    def _raised(self, error: ast.expr) -> ast.expr:
+    def _error(self, error: ast.expr) -> ast.expr:
         """Returns the code for an error; its class alone if its message has no counterpart."""
         try:
             return self.code(error)
         except NotTranscribed:
             if not isinstance(error, ast.Call):
                 raise
-            return self._raised(error.func)
+            return self._error(error.func)
 
     def _parameters_of_inner(self, args: ast.arguments) -> ast.arguments:
         return ast.arguments(
