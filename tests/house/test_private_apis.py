@@ -432,6 +432,27 @@ def test_kinds_of_keys_of_jax():
     assert sizes == [3]
 
 
+def test_host_memory_that_jax_takes_over():
+    jax = pytest.importorskip("jax")
+    import numpy as np
+
+    from fmapper_adapters.jax import _private as private
+
+    device = jax.devices("cpu")[0]
+    memory = np.zeros(64 + 4 * 256, np.uint8)
+    start = -memory.ctypes.data % 64
+    aligned = memory[start : start + 4 * 256].view("float32").reshape(16, 16)
+    arrays = [aligned, aligned.T, np.ones((), "int32"), np.ones((0, 3), bool)]
+    for committed in (False, True):
+        with jax.transfer_guard("disallow"):
+            made = private.put(arrays, device, committed=committed)
+        usual = jax.device_put(arrays, device if committed else None)
+        for new, old, array in zip(made, usual, arrays, strict=True):
+            assert (new.aval, new.sharding, new.committed) == (old.aval, old.sharding, committed)
+            np.testing.assert_array_equal(new, array)
+        assert made[0].unsafe_buffer_pointer() == aligned.ctypes.data
+
+
 def test_messages_of_jax_by_its_coordinator():
     """Between processes `support/jaxes_sync.py` sends them."""
     jax = pytest.importorskip("jax")

@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 pytest.importorskip("ml_dtypes")
 
+from fmapper_adapters.jax import _private  # noqa: E402
 from support import layouts as made  # noqa: E402
 from support.conformance import noting  # noqa: E402
 from support.layouts import (  # noqa: E402
@@ -697,8 +698,12 @@ def test_a_device_of_jax_runs_full(
                 raise failure("RESOURCE_EXHAUSTED: out of memory")
             return put(x, *args, **kwargs)
 
+        def many(arrays: Any, device: Any, *, full: Any = full, **kwargs: Any) -> Any:
+            return [full(array, device) for array in arrays]
+
         with monkeypatch.context() as patch:
             patch.setattr(jax, "device_put", full)
+            patch.setattr(_private, "put", many)
             _failing({"w": leaves}, to_jax)
             with Left() as left:
                 error = _failing({"w": leaves}, to_jax)

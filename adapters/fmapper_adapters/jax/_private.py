@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
-from jax._src import core, distributed, dtypes, random, xla_bridge
+from jax._src import config, core, distributed, dtypes, random, xla_bridge
 from jax._src.lax import lax
+from jaxlib import xla_client
 
 
 def has_started() -> bool:
@@ -34,6 +35,21 @@ def wait_for_message(client: Any, key: str, milliseconds: int) -> bytes:
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
+
+
+def put(arrays: Iterable[Any], device: Any, *, committed: bool) -> list[jax.Array]:
+    """Does for NumPy arrays of JAX's dtypes what `jax.device_put` does in ten times the time."""
+    sharding, put_one = jax.sharding.SingleDeviceSharding(device), xla_client.batched_device_put
+    with config.explicit_device_put_scope():
+        return [
+            put_one(_outline(array.shape, array.dtype), sharding, [array], [device], committed)
+            for array in arrays
+        ]
+
+
+@functools.lru_cache(1024)
+def _outline(shape: tuple[int, ...], dtype: Any) -> Any:
+    return core.ShapedArray(shape, dtype)
 
 
 def key_kind(dtype: Any) -> Any:

@@ -280,7 +280,7 @@ class JaxAdapter(Writing, JaxOptimizers, JaxMeshes, JaxModels, Compute, Nodes):
             return (host.share(data, target, committed) for data in exchange.data)
         put = partial(jax.device_put, device=committed)
         try:
-            new: list[Any] = put(list(exchange.data))
+            new: list[Any] = host.put_all(exchange.data, target, committed)
         except (RuntimeError, ValueError, TypeError, MemoryError):
             # one by one, so that the first that fails is known
             return map(host.wait_for, map(put, exchange.data))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper.backends import Exchange
+from fmapper_adapters.jax import _private
 from fmapper_adapters.jax.arrays.packed import PackedArray, blocks_of
 
 _ALIGNMENT = 64  # bytes; XLA takes over host memory only from such addresses
@@ -86,6 +87,17 @@ def to_numpy(arrays: Sequence[Any], is_remote: bool) -> list[Any]:
     for array in arrays if is_remote else ():
         array.copy_to_host_async()
     return list(map(np.asarray, arrays))
+
+
+def put_all(arrays: Sequence[Any], target: Any, committed: Any) -> list[Any]:
+    """Puts arrays of NumPy on a device, on a CPU without a copy if they are aligned."""
+    dtypes = {array.dtype for array in arrays}
+    if target.platform == "cpu" and committed in (None, target) and (
+        {*map(type, arrays)} == {np.ndarray}
+        and all(jax.dtypes.canonicalize_dtype(dtype) == dtype for dtype in dtypes)
+    ):  # fmt: skip
+        return _private.put(arrays, target, committed=committed is not None)
+    return list(jax.device_put(list(arrays), committed))
 
 
 def share(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Array:
