@@ -115,21 +115,19 @@ def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
             return list(map(torch.Tensor.numpy, tensors))
         except (TypeError, RuntimeError):  # a parameter, or a dtype that NumPy lacks
             bare = [t.detach() if t.requires_grad else t for t in tensors]
-        (dtype,) = set(map(_dtype, bare))
-        if dtype not in _FOREIGN:
-            return list(map(torch.Tensor.numpy, bare))
-        bits, name = _FOREIGN[dtype]
-        numbers = [t.view(bits).numpy() for t in bare]
-        view_dtype = ml_dtype(name)
-        return [a.view(view_dtype) for a in numbers]
-    except (TypeError, ValueError, RuntimeError):  # several dtypes, a lazy conjugate, sparse ...
-        pass
-    return None
+        return list(map(to_numpy, bare))
+    except (TypeError, ValueError, RuntimeError):  # a lazy conjugate, sparse ...
+        return None
+
+
+def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Returns whether all tensors are of torch's own classes."""
+    return _PLAIN.issuperset(map(type, tensors))
 
 
 def are_whole(tensors: Sequence[torch.Tensor]) -> bool:
     """Returns whether all tensors are dense with intact memory; False if in doubt."""
-    if not _PLAIN.issuperset(map(type, tensors)):
+    if not are_plain(tensors):
         return False
     try:
         if any(map(_mirrors, tensors)) or any(map(torch.Tensor.storage_offset, tensors)):

@@ -190,7 +190,7 @@ def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
     children = []
     for name, value in state.items():
         if type(value) not in _SETTINGS and name not in _INTERNAL:
-            if isinstance(value, torch.ScriptObject):
+            if issubclass(type(value), torch.ScriptObject):
                 error = UnsupportedLeafError(
                     f".{name} is a TorchScript object, such as the packed weights of a quantized "
                     f"module, which cannot be moved. Move the module before you quantize it."
@@ -247,15 +247,16 @@ def _numbers(names: tuple[str, ...]) -> tuple[int | str, ...]:
 
 def _is_child(value: Any) -> bool:
     """Returns whether an attribute is an array or a container of arrays."""
-    if isinstance(value, torch.Tensor) or value is no_gradient:
+    cls = type(value)  # `isinstance` would ask a value for its class, which configurations slow
+    if issubclass(cls, torch.Tensor) or value is no_gradient:
         return True
-    parts = value.values() if isinstance(value, dict) else value
-    if isinstance(value, dict | list | tuple):
+    parts = value.values() if issubclass(cls, dict) else value
+    if issubclass(cls, dict | list | tuple):
         if any(isinstance(part, Module) for part in parts):
             return True
         if all(type(part) in _SETTINGS or references.refers(part) for part in parts):
             return False
-    if isinstance(value, tuple | list) and all(type(item) in _SETTINGS for item in value):
+    if issubclass(cls, tuple | list) and all(type(item) in _SETTINGS for item in value):
         return False
     return is_dynamic(value) and holds_arrays(value)
 
