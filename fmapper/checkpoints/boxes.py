@@ -106,3 +106,50 @@ def parts_of_box(box: Box, elements: int) -> Iterator[tuple[Box, Any]]:
         pairs = zip(part, box, strict=True)
         inner = tuple((begin + low, begin + high) for (low, high), (begin, _) in pairs)
         yield inner, (*box_slices(part), ...)
+
+
+def overlap(a: Box, b: Box) -> Box | None:
+    """Returns what two boxes have in common; None if that is nothing."""
+    common = tuple((max(x, y), min(s, t)) for (x, s), (y, t) in zip(a, b, strict=True))
+    return common if all(start < stop for start, stop in common) else None
+
+
+def within(box: Box, outer: Box) -> Box:
+    """Returns a box as the place in another one that contains it."""
+    return tuple((start - a, stop - a) for (start, stop), (a, _) in zip(box, outer, strict=True))
+
+
+def reshape(box: Box, shape: Sequence[int], new: Sequence[int]) -> Iterator[Box]:
+    """Yields the boxes of a new shape that have the elements of a box, all in C order."""
+    for start, stop in _runs(box, shape):
+        yield from _rows(start, stop, new)
+
+
+def _runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields the ranges of elements in C order that a box takes."""
+    whole = flat_range(box, shape)
+    if whole is not None:
+        yield whole
+        return
+    axis = next(axis for axis, (start, stop) in enumerate(box) if stop - start > 1)
+    for at in range(*box[axis]):
+        yield from _runs((*box[:axis], (at, at + 1), *box[axis + 1 :]), shape)
+
+
+def _rows(start: int, stop: int, shape: Sequence[int]) -> Iterator[Box]:
+    """Yields the boxes of a shape that take a range of elements in C order."""
+    if not shape:
+        yield ()
+        return
+    row = math.prod(shape[1:])
+    first, last = -(-start // row), stop // row
+    if first > last:  # within a row
+        ends = [(last, start - last * row, stop - last * row)]
+    else:
+        ends = [(first - 1, start % row, row)] if start % row else []
+        if first < last:
+            yield ((first, last), *full_box(shape[1:]))
+        ends += [(last, 0, stop % row)] if stop % row else []
+    for at, begin, end in ends:
+        for rest in _rows(begin, end, shape[1:]):
+            yield ((at, at + 1), *rest)

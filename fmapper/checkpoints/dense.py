@@ -72,6 +72,9 @@ def copy_into(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Non
     """
     import numpy as np
 
+    if target.size <= _SMALL and target.dtype.isbuiltin == 1:
+        np.copyto(target, source)
+        return
     if target.dtype.itemsize in (1, 2, 4, 8):  # dtypes of ml_dtypes have no fast loops
         plain = np.dtype(f"u{target.dtype.itemsize}")
         target, source = target.view(plain), source.view(plain)

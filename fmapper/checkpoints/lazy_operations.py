@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fmapper.backends.arrays import HOST, Arrays
 from fmapper.backends.discovery import get_adapter
@@ -418,6 +418,10 @@ class View(Operation):
 
 # Operations -> how they are computed in a namespace. Casts are left to the caller, who knows what
 # becomes of values that do not fit.
+Step: TypeAlias = Cast | Offset | Scale
+EACH = (Cast, Offset, Scale)  # what is done to each element by itself
+MOVES = (Concatenate, Part, Reshape, Transpose)  # what only moves elements
+
 COMPUTED: dict[type, Callable[..., Any]] = {
     Transpose: lambda xp, op, x: xp.permute_dims(x, tuple(op.axes)),
     Reshape: lambda xp, op, x: xp.reshape(x, op.shape),

@@ -154,7 +154,7 @@ def _bundles(copies: Sequence[C]) -> Iterator[list[C]]:
     bundle: list[C] = []
     size = 0
     for copy in copies:
-        for part in _pieces(copy):
+        for part in _pieces(copy) if copy[0].nbytes > _PIECE else (copy,):
             bundle.append(part)
             size += part[0].nbytes
             if size >= _PIECE:

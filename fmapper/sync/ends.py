@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from operator import eq
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmapper.backends.arrays import Arrays, Device
 from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import adapter_of, owner_of
 from fmapper.backends.meshes import Meshes
-from fmapper.checkpoints.boxes import Box, full_box
+from fmapper.checkpoints.boxes import Box
 from fmapper.errors import SyncError
-from fmapper.sync.memory import parts_of
+from fmapper.files.dtypes import numpy_dtype
+from fmapper.sync.memory import Values, on_host, parts_of, ties_of
 from fmapper.sync.reader import Reader
 
 if TYPE_CHECKING:
+    from fmapper.sync.inputs import Input
     from fmapper.sync.transports import Transport
 
 
@@ -56,19 +60,7 @@ class Place(NamedTuple):
 
 
 class End:
-    """A model, or a state, at one end of a sync.
-
-    Attributes:
-        tree: The model.
-        outlines: Its arrays by name.
-        keep: Patterns for names of arrays that may stay as they are.
-        entries: Those arrays, with their properties.
-        arrays: The arrays that are held, each once.
-        numbers: Their numbers in these by name.
-        places: Where they are.
-        held: Their outlines by name, with the parts that are in this process.
-        layout: The rules that make them of those by name.
-    """
+    """A model, or a state, at one end of a sync; `keep` has names of arrays that may stay."""
 
     def __init__(
         self, tree: Any, role: str, transport: Transport | None, keep: Sequence[str] = ()
@@ -84,61 +76,116 @@ class End:
                 "model with fmapper.load(path, like=model) or fmapper.transfer(path, model)"
             )
         self.tree, self._role, self.keep = tree, role, keep
-        self._generator = tree if isinstance(tree, Generator) else None
-        self.layout = Rules() if self._generator is None else self._generator.layout()
+        self.generator = tree if isinstance(tree, Generator) else None
+        self.layout = Rules() if self.generator is None else self.generator.layout()
         if role == "source" and self.layout.rules:
             raise SyncError(
                 "the source is a generator that keeps weights in blocks, for a batch of several "
                 "rows. Pass the model, or fmapper.state(generator)"
             )
         self.entries = entries = read_side(tree, role).entries
-        self.outlines: dict[str, Outline] = {}
+        self.outlines: dict[str, Outline] = {}  # of the arrays of the model, by name
         for name, entry in entries.items():
             free = entry.random or is_counter(entry) or entry.transient or is_kept(entry, keep)
             tied, needed = entry.tied_to, is_needed(entry)
             self.outlines[name] = Outline(entry.shape, entry.dtype, tied, needed, free)
-        if self._generator is None:
+        if self.generator is None:
             live = {name: entry.value for name, entry in entries.items() if not entry.random}
         else:
-            live = self._generator.live_arrays()
-        self._reader = Reader(tree if self._generator is None else live)
-        self.arrays = self._reader.first
+            live = self.generator.live_arrays()
+        self._reader = Reader(tree if self.generator is None else live)
+        self.arrays = self._reader.first  # those that are held, each once
         self.places = [*map(Place.of, self.arrays)]
-        self._wholes = [full_box(place.shape) for place in self.places]
+        self._is_whole = all(place.layout is None for place in self.places)
         numbers = {id(array): number for number, array in enumerate(self.arrays)}
+        # whether two that share memory are the same
+        self.overlaps = {pair: self._are_same(*pair, self.arrays) for pair in ties_of(self.arrays)}
+        same = {view: base for (view, base), is_same in self.overlaps.items() if is_same}
         for name, array in live.items():
             if id(array) not in numbers:
                 raise SyncError(
                     f"{name}: this array of the {role} is computed when it is asked for, so "
                     "that it cannot be kept in step. Pass fmapper.state of the model"
                 )
-        self.numbers = {name: numbers[id(array)] for name, array in live.items()}
+        found = ((name, numbers[id(array)]) for name, array in live.items())
+        self.numbers = {name: same.get(number, number) for name, number in found}
         first = {number: name for name, number in reversed(self.numbers.items())}
+        for name, outline in self.outlines.items():
+            tied_to = first.get(self.numbers.get(name, -1), name)
+            if tied_to != name and not outline.tied_to and self.generator is None:
+                self.outlines[name] = outline._replace(tied_to=tied_to)
         held = ((name, self.arrays[n], self.places[n]) for n, name in first.items())
         self.held = {name: _hold(array, place, transport) for name, array, place in held}
+        self._exported: list[int] = []  # the numbers of arrays that have these parts
+        self._values: list[Values] = []
+        self._watched: list[tuple[Arrays, list[str], list[int], list[type], list[Any]]] = []
+
+    def watch(self, names: Iterable[str]) -> None:
+        """Lets each `read` check these arrays."""
+        groups: dict[Arrays, list[str]] = {}
+        for name in dict.fromkeys(names):
+            groups.setdefault(self.places[self.numbers[name]].adapter, []).append(name)
+        for adapter, watched in groups.items():
+            arrays = [self.arrays[self.numbers[name]] for name in watched]
+            alike = [*map(type, arrays)], [*adapter.places(arrays)]
+            self._watched.append((adapter, watched, [self.numbers[n] for n in watched], *alike))
+
+    def supply(self, inputs: Iterable[Input]) -> list[Values]:
+        """Gives inputs the parts that are in this process; each `read` renews their values."""
+        values: dict[str, dict[Box, Values]] = {}
+        for leaf in inputs:
+            if leaf.name in self.held and leaf.name not in values:
+                _, dtype, boxes, _ = self.held[leaf.name]
+                made = [Values(box, numpy_dtype(dtype)) for box in itertools.chain(*boxes.values())]
+                values[leaf.name] = dict(zip(*boxes.values(), made, strict=True))
+                self._exported.append(self.numbers[leaf.name])
+                self._values += made
+            for box, part in values.get(leaf.name, {}).items():
+                leaf.supply(box, part)
+        return self._values
 
     def forget(self) -> None:
         """Drops the references to the arrays of the planning."""
         self.entries, self.arrays = {}, []
         self._reader.first = []
 
-    def read(self, names: Iterable[str], tree: Any = None) -> list[Any]:
+    def read(self, tree: Any = None) -> list[Any]:
         """Returns the current arrays of the tree, or of another tree of the same structure.
 
-        Raises:
-            SyncError: One of these names is not as it was when the sync was planned.
+        It raises a `SyncError` if one of those to watch is not as it was when it was planned.
         """
-        if self._generator is not None:
-            tree = self._generator.live_arrays()
+        if self.generator is not None:
+            tree = self.generator.live_arrays()
         arrays = self._reader.read(self.tree if tree is None else tree)
-        for name in names:
-            problem = self._problem(arrays[self.numbers[name]], self.places[self.numbers[name]])
-            if problem:
+        for (view, base), was_same in self.overlaps.items():
+            if was_same and not self._are_same(view, base, arrays):
+                name = next(name for name, number in self.numbers.items() if number == base)
                 raise SyncError(
-                    f"{name} of the {self._role} is not as it was when the sync was planned: "
-                    f"{problem}. Create another Sync"
+                    f"{name} of the {self._role} had the memory of another array when the sync was "
+                    "planned, and has one of its own now. Create another Sync"
                 )
+        for adapter, names, numbers, types, places in self._watched:
+            now = [arrays[number] for number in numbers]
+            are_alike = [*map(type, now)] == types and all(map(eq, adapter.places(now), places))
+            if are_alike and (self._role == "target" or adapter.unusable(now) is None):
+                continue
+            for name, number in zip(names, numbers, strict=True):
+                problem = self._problem(arrays[number], self.places[number])
+                if problem:
+                    raise SyncError(
+                        f"{name} of the {self._role} is not as it was when the sync was planned: "
+                        f"{problem}. Create another Sync"
+                    )
+        hosts = on_host(self.parts(self._exported, arrays))
+        for values, host in zip(self._values, hosts, strict=True):
+            values.array = host
         return arrays
+
+    def _are_same(self, view: int, base: int, arrays: Sequence[Any]) -> bool:
+        """Returns whether two arrays are one, as those of tied weights in a state dict are."""
+        memory = self.places[base].adapter.memory
+        is_same = memory(arrays[view]) == memory(arrays[base])
+        return is_same and self.places[view] == self.places[base]
 
     def _problem(self, array: Any, planned: Place) -> str:
         if adapter_of(array) is not planned.adapter:
@@ -150,19 +197,19 @@ class End:
             return ""
         return f"it is {place.dtype}{[*place.shape]} on {place.device} now"
 
-    def parts(self, name: str, arrays: Sequence[Any]) -> Mapping[Box, Any]:
-        """Returns the parts of an array in this process, given the current arrays."""
-        number = self.numbers[name]
-        if self.places[number].layout is None:
-            return {self._wholes[number]: arrays[number]}
-        return parts_of(arrays[number])
+    def parts(self, numbers: Iterable[int], arrays: Sequence[Any]) -> list[Any]:
+        """Returns the parts of arrays in this process, in order, given the current arrays."""
+        if self._is_whole:
+            return [arrays[number] for number in numbers]
+        where = ((arrays[number], self.places[number].layout) for number in numbers)
+        return [y for x, lie in where for y in ((x,) if lie is None else parts_of(x).values())]
 
     def write(self, new: Mapping[int, Any]) -> Any:
         """Puts new arrays into the tree, by their numbers; returns the tree."""
-        if self._generator is not None:
-            held = self._generator.live_arrays()
+        if self.generator is not None:
+            held = self.generator.live_arrays()
             if new:
-                self._generator.hold({n: new.get(k, held[n]) for n, k in self.numbers.items()})
+                self.generator.hold({n: new.get(k, held[n]) for n, k in self.numbers.items()})
         else:
             self.tree = self._reader.write(self.tree, new)
         return self.tree

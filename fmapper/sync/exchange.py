@@ -11,15 +11,16 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fmapper.checkpoints.boxes import box_shape, parts_of_box
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.errors import SyncError
+from fmapper.errors import FmapperError, SyncError
 from fmapper.sync.ends import End, Held, Outline
-from fmapper.sync.memory import fill
+from fmapper.sync.inputs import reads_of
+from fmapper.sync.memory import Values, fill
 from fmapper.sync.transports import Transport, default_transport
 
 if TYPE_CHECKING:
@@ -37,15 +38,11 @@ _WHOLE, _BASE, _DELTA = range(3)  # kinds of packets, in their first byte; a bas
 _ALIGNMENT = 8  # bytes of the values of each transfer in a packet
 _SHORT = 5.0  # seconds that one that has failed waits for what others have decided
 _READY, _FAILED, _WRITTEN, _UNSURE = b"ready", b"failed ", b"written", b"unsure"
+_OLD = ". The running model has its old weights"
 
 
 class Exchanger:
-    """The side of one process.
-
-    Attributes:
-        transport: How bytes go to the others; None where there are none.
-        rank: The number of the process.
-    """
+    """The side of one process; it has no transport where there are no others."""
 
     def __init__(self, transport: Transport | None, timeout: float) -> None:
         self.transport = transport or default_transport()
@@ -53,12 +50,11 @@ class Exchanger:
         self.rank = 0 if self.transport is None else self.transport.rank
         size = 1 if self.transport is None else self.transport.size
         self._others = [rank for rank in range(size) if rank != self.rank]
-        self._packets: dict[tuple[int, int], list[list[Transfer]]] = {}  # by sender and receiver
+        self._packets: dict[tuple[int, int], list[_Packet]] = {}  # by sender and receiver
         self._last: dict[tuple[int, int, int], Array] = {}  # the packets of a call with delta=True
         self._heard: dict[int, float] = {}
+        self._lost: set[int] = set()  # processes of which nothing comes any more
         self._broken = ""
-
-    # planning
 
     def outlines(
         self, source: End | None, target: End | None, rules: Rules
@@ -66,9 +62,6 @@ class Exchanger:
         """Returns the arrays of both ends from all processes, by name and as they are held.
 
         And the rules between them, and those that make the held arrays of the target of its names.
-
-        Raises:
-            SyncError: No process has one of the ends, or two have different rules.
         """
         if not self._others and source is not None and target is not None:
             both = (source.outlines, source.held), (target.outlines, target.held)
@@ -76,7 +69,9 @@ class Exchanger:
         ends = [end and [end.outlines, end.held, _as_text(end.layout)] for end in (source, target)]
         mine = json.dumps([*ends, _as_text(rules)]).encode()
         said = sorted([(self.rank, mine), *self._say(mine).items()])
-        written = [json.loads(bytes(self._check(*each))) for each in said]
+        if problem := self._problem_in(dict(said)):
+            raise problem
+        written = [json.loads(text) for _, text in said]
         texts = {ends[2] for ends in written} - {""}
         if len(texts) > 1:
             raise SyncError("processes have different rules. Pass the same rules= in all of them")
@@ -98,112 +93,127 @@ class Exchanger:
                     for rank, each in boxes.items():
                         array.boxes[int(rank)] = tuple(tuple(map(tuple, box)) for box in each)
             if not held:
-                raise SyncError(
-                    f"no process has a {role} with arrays. Pass it in one of them, and None in the "
-                    "others"
-                )
+                raise SyncError(f"no process has a {role}. Pass it in one, and None in the others")
             sides.append((named, held))
         return sides[0], sides[1], _from_text("".join(texts)), _from_text(layout)
 
-    def plan(self, transfers: Sequence[Transfer]) -> None:
-        """Divides what goes to and comes from other processes into packets."""
+    def plan(self, transfers: Sequence[Transfer]) -> list[Values]:
+        """Plans packets to and from others; returns what comes, which inputs get as parts."""
         for other in self._others:
             for ends in ((self.rank, other), (other, self.rank)):
                 self._packets[ends] = [*_packets(t for t in transfers if t[:2] == ends)]
-
-    # a call
+        came = [self._packets[other, self.rank] for other in self._others]
+        return [x for packets in came for packet in packets for x in packet.receive()]
 
     def run(self, here: Here, begin: Callable[[], object], *, delta: bool) -> tuple[int, int]:
-        """Sends and receives arrays; returns when all processes have theirs.
+        """Sends and receives arrays; returns the bytes of both when all processes have theirs.
 
-        Returns:
-            The bytes that were sent, and those that came.
-
-        Raises:
-            SyncError: A process cannot begin, or has failed; nothing is to be written.
+        Where it raises, nothing is to be written.
         """
         if self._broken:
             raise SyncError(f"an earlier call has failed: {self._broken}. Create another Sync")
         try:
             begin()
         except BaseException as error:
-            self._say(_FAILED + str(error).encode())
+            self._say(self._failure("begin", error))
             raise
         self._broken = "it has not ended" if self._others else ""
-        replies = {rank: self._check(rank, said) for rank, said in self._say(_READY).items()}
-        for rank, said in replies.items():
-            if said.startswith(_FAILED):
-                self._broken = ""
-                text = said[len(_FAILED) :].decode()
-                raise SyncError(f"rank {rank} cannot begin: {text}. Nothing has changed")
+        problem: Exception | None = self._problem_in(self._say(_READY))
+        if problem is not None:
+            if not self._lost:
+                self._broken = ""  # all know, and the next call may work
+            raise problem
+        moved, doing = (0, 0), "pack arrays"
+        try:
+            moved = self._exchange(delta=delta)
+            doing = "finish"
+            here.finish()
+        except Exception as error:
+            problem = error
+        said = _READY if problem is None else self._failure(doing, problem)
+        replies = self._say(said, patient=problem is None)
+        if problem is None:
+            problem = self._problem_in(replies)
+            failed = {rank for rank, said in replies.items() if isinstance(said, str)}
+            said = _UNSURE if problem else _WRITTEN
+            replies = self._say(said, failed - self._lost, patient=problem is None)
+        self._broken = "" if problem is None or not self._others else _text(problem)
+        if problem is not None and _WRITTEN not in replies.values():
+            raise problem
+        return moved
+
+    def _exchange(self, *, delta: bool) -> tuple[int, int]:
+        """Sends and receives all packets; one that cannot be packed goes as an error."""
         sent: list[int] = []
         received: list[int] = []
-        problem: Exception | None = None
-        try:
-            self._exchange(here, sent, received, delta=delta)
-            here.finish()
-            for rank, said in self._say(_READY).items():
-                self._check(rank, said)
-        except Exception as error:  # the others are to know at once
-            problem = error
-        answers = self._say(_UNSURE if problem else _WRITTEN, patient=problem is None)
-        if problem is None:
-            self._broken = ""
-        elif self._others:
-            self._broken = str(problem) or type(problem).__name__
-        if problem is not None and _WRITTEN not in answers.values():
-            raise problem
-        return sum(sent), sum(received)
+        problems: list[Exception] = []
 
-    def _exchange(self, here: Here, sent: list[int], received: list[int], *, delta: bool) -> None:
         def send(rank: int) -> None:
             for number, packet in enumerate(self._packets[self.rank, rank]):
-                data, key = _pack(packet), (self.rank, rank, number)
-                base = self._last.pop(key, None)
-                if delta:
-                    self._last[key] = data
-                    data = _as_delta(data, base)
+                key = self.rank, rank, number
+                try:
+                    data, base = packet.pack(), self._last.pop(key, None)
+                    if delta:
+                        self._last[key] = data
+                        data = _as_delta(data, base)
+                except Exception as error:
+                    problems.append(error)
+                    self._send(self._failure("pack arrays", error), rank)
+                    return
                 self._send(data, rank)
                 sent.append(data.nbytes - _HEADER)
 
         def receive(rank: int) -> None:
             for number, packet in enumerate(self._packets[rank, self.rank]):
                 data, key = self._receive(rank), (rank, self.rank, number)
+                if isinstance(data, str):
+                    problems.append(SyncError(data + _OLD))
+                    return
                 received.append(data.nbytes - _HEADER)
-                data = _whole(packet, data, self._last.pop(key, None))
+                data = _whole(packet, data, self._last.pop(key, None), rank)
                 if data[0] == _BASE:
                     self._last[key] = data = data if data.flags.writeable else data.copy()
-                for transfer, values in _values(data, packet):
-                    here.stage(transfer, values)
+                packet.unpack(data)
 
         work = {rank: (partial(send, rank), partial(receive, rank)) for rank in self._others}
-        for rank, result in self._all(work).items():
-            self._check(rank, result)
-
-    # messages
+        problem = self._problem_in(self._all(work))
+        for error in filter(None, [*problems, problem]):
+            raise error
+        return sum(sent), sum(received)
 
     def _send(self, data: Any, rank: int) -> None:
         assert self.transport is not None
         self.transport.send(memoryview(data), rank)
         self._heard[rank] = time.monotonic()
 
-    def _receive(self, rank: int) -> Array:
+    def _receive(self, rank: int) -> Any:
+        """Returns the next bytes of a process, or the text of its failure."""
         import numpy as np
 
         assert self.transport is not None
         data = np.frombuffer(self.transport.receive(rank), np.uint8)
         self._heard[rank] = time.monotonic()
-        return data
+        size = len(_FAILED)
+        return data[size:].tobytes().decode() if data[:size].tobytes() == _FAILED else data
 
-    def _say(self, data: bytes, *, patient: bool = True) -> dict[int, Any]:
-        """Sends a message to all other processes; returns their replies, or errors."""
+    def _failure(self, what: str, error: BaseException) -> bytes:
+        """Returns what the others are told of an error; one that has come is passed on."""
+        text = _text(error)
+        if not text.endswith(_OLD):
+            text = f"rank {self.rank} cannot {what}: {text}"
+        return _FAILED + text.removesuffix(_OLD).encode()
 
-        def hear(rank: int) -> bytes:
-            return self._receive(rank).tobytes()
+    def _say(
+        self, data: bytes, but: Container[int] = (), *, patient: bool = True
+    ) -> dict[int, Any]:
+        """Sends a message to other processes; returns their replies, or how they have failed."""
 
-        work = {
-            rank: (partial(self._send, data, rank), partial(hear, rank)) for rank in self._others
-        }
+        def hear(rank: int) -> bytes | str:
+            said = self._receive(rank)
+            return said if isinstance(said, str) else said.tobytes()
+
+        others = [rank for rank in self._others if rank not in but]
+        work = {rank: (partial(self._send, data, rank), partial(hear, rank)) for rank in others}
         return self._all(work, patient=patient)
 
     def _all(
@@ -211,8 +221,8 @@ class Exchanger:
     ) -> dict[int, Any]:
         """Runs functions for each other process, concurrently.
 
-        Returns what the last function of each gives, or an error: that of the first that failed,
-        or that there was no answer in time.
+        Returns what the last of each gives, or in words why a process is lost: the error of the
+        first that failed, or that there was no answer in time.
         """
         results: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()
 
@@ -237,30 +247,80 @@ class Exchanger:
             except queue.Empty:
                 late = {r for r, _ in missing if self._heard[r] + limit <= time.monotonic()}
                 text = f"has not answered in {self._timeout:g} seconds"
-                replies |= {r: SyncError(f"rank {r} {text}") for r in late if r not in replies}
+                replies |= {r: f"rank {r} {text}" for r in late if r not in replies}
                 missing = {pair for pair in missing if pair[0] not in late}
+                self._lost |= late
                 continue
             missing.discard((rank, at))
             if isinstance(result, BaseException):
-                replies[rank] = result
+                text, is_clear = _text(result), isinstance(result, SyncError)
+                is_clear = is_clear and f"rank {rank}" in text
+                replies[rank] = text if is_clear else f"rank {rank} cannot be reached: {text}"
                 missing = {pair for pair in missing if pair[0] != rank}
+                self._lost.add(rank)
             elif at == len(work[rank]) - 1:
                 replies.setdefault(rank, result)
         return replies
 
-    def _check(self, rank: int, result: Any) -> Any:
-        """Returns the reply of a process, unless it is an error."""
-        if isinstance(result, BaseException):
-            text = str(result)
-            if not isinstance(result, SyncError) or f"rank {rank}" not in text:
-                text = f"rank {rank} cannot be reached: {text}"
-            raise SyncError(f"{text}. The running model has its old weights") from result
-        if result == _UNSURE:
-            raise SyncError(f"rank {rank} lacks some arrays. The running model has its old weights")
-        return result
+    def _problem_in(self, replies: Mapping[int, Any]) -> SyncError | None:
+        """Returns what a process has said of its failure, or that one is lost."""
+        failed = {rank: said for rank, said in replies.items() if isinstance(said, str)}
+        for rank in sorted(failed, key=self._lost.__contains__):
+            return SyncError(failed[rank] + _OLD)
+        return None
 
 
-def _packets(ordered: Iterable[Transfer], nbytes: int = 64 << 20) -> Iterator[list[Transfer]]:
+def _text(error: BaseException) -> str:
+    """Returns an error in words; those of others than fmapper need their class to be understood."""
+    kind = "" if isinstance(error, FmapperError) else type(error).__name__
+    return ": ".join(filter(None, (kind, str(error))))
+
+
+class _Packet:
+    """Transfers between two processes that go together: a header, and their aligned values."""
+
+    def __init__(self, transfers: Sequence[Transfer]) -> None:
+        self._transfers = transfers
+        self._values: list[Values] = []  # of a packet that comes
+        self._places: list[tuple[Any, Any, int]] = []  # shapes, dtypes and offsets
+        self.nbytes = _HEADER
+        for transfer in transfers:
+            shape, dtype = box_shape(transfer.box), transfer.array.dtype
+            self._places.append((shape, dtype, self.nbytes))
+            self.nbytes += -(-transfer.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+    def receive(self) -> list[Values]:
+        """Gives the inputs places for the values that come, and returns these."""
+        for _, _, array, box in self._transfers:
+            self._values.append(Values(box, array.dtype))
+            array.parts[box] = self._values[-1]
+        return self._values
+
+    @cached_property
+    def _reads(self) -> list[list[tuple[Any, LazyArray]]]:
+        return [reads_of(transfer.array, transfer.box) for transfer in self._transfers]
+
+    def pack(self) -> Array:
+        """Returns the current values as bytes."""
+        import numpy as np
+
+        data = np.zeros(self.nbytes, np.uint8)
+        pairs = zip(self._reads, self._views(data), strict=True)
+        fill((out[index], array) for reads, out in pairs for index, array in reads)
+        return data
+
+    def unpack(self, data: Array) -> None:
+        """Gives the inputs the values that have come."""
+        for values, view in zip(self._values, self._views(data), strict=True):
+            values.array = view
+
+    def _views(self, data: Array) -> Iterator[Array]:
+        import numpy as np
+
+        return (np.ndarray(shape, dtype, data, at) for shape, dtype, at in self._places)
+
+
+def _packets(ordered: Iterable[Transfer], nbytes: int = 64 << 20) -> Iterator[_Packet]:
     """Yields consecutive transfers, the large ones divided, that are sent together."""
     packet: list[Transfer] = []
     size = 0
@@ -268,33 +328,12 @@ def _packets(ordered: Iterable[Transfer], nbytes: int = 64 << 20) -> Iterator[li
         for box, _ in parts_of_box(whole.box, nbytes // whole.array.dtype.itemsize):
             transfer = whole._replace(box=box)
             if packet and size + transfer.nbytes > nbytes:
-                yield packet
+                yield _Packet(packet)
                 packet, size = [], 0
             packet.append(transfer)
             size += transfer.nbytes
     if packet:
-        yield packet
-
-
-def _values(data: Array, packet: Sequence[Transfer]) -> Iterator[tuple[Transfer, Array]]:
-    """Yields the transfers of a packet with their places in its bytes."""
-    at = _HEADER
-    for transfer in packet:
-        values = data[at : at + transfer.nbytes].view(transfer.array.dtype)
-        yield transfer, values.reshape(box_shape(transfer.box))
-        at += _room_for(transfer)
-
-
-def _room_for(transfer: Transfer) -> int:
-    return -(-transfer.nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _pack(packet: Sequence[Transfer]) -> Array:
-    import numpy as np
-
-    data = np.zeros(_HEADER + sum(map(_room_for, packet)), np.uint8)
-    fill((transfer.array, transfer.box, values) for transfer, values in _values(data, packet))
-    return data
+        yield _Packet(packet)
 
 
 def _as_delta(data: Array, base: Array | None) -> Array:
@@ -308,15 +347,12 @@ def _as_delta(data: Array, base: Array | None) -> Array:
         return data
     header = np.zeros(_HEADER, np.uint8)
     header[0] = _DELTA
-    return np.concatenate([header, encode(_bits(base), _bits(data)).read()])
+    old, new = (LazyArray.of(each[_HEADER:].view(np.uint16)) for each in (base, data))
+    return np.concatenate([header, encode(old, new).read()])
 
 
-def _whole(packet: Sequence[Transfer], data: Array, base: Array | None) -> Array:
-    """Returns the values of a packet that has come.
-
-    Raises:
-        SyncError: They are another packet's.
-    """
+def _whole(packet: _Packet, data: Array, base: Array | None, rank: int) -> Array:
+    """Returns the values of a packet that has come; raises if they are another packet's."""
     import numpy as np
 
     from fmapper.sync.delta import Changes
@@ -325,17 +361,11 @@ def _whole(packet: Sequence[Transfer], data: Array, base: Array | None) -> Array
         bits = base[_HEADER:].view(np.uint16)
         Changes(LazyArray.of(data[_HEADER:]), bits.size, bits.dtype).apply(bits)
         return base
-    if data.nbytes != _HEADER + sum(map(_room_for, packet)) or data[0] == _DELTA:
+    if data.nbytes != packet.nbytes or data[0] == _DELTA:
         raise SyncError(
-            "processes have planned different syncs. Create them with models of the same classes"
+            f"rank {rank} has planned another sync. Create both with models of the same classes"
         )
     return data
-
-
-def _bits(data: Array) -> LazyArray:
-    import numpy as np
-
-    return LazyArray.of(data[_HEADER:].view(np.uint16))
 
 
 def _as_text(rules: Rules) -> str:

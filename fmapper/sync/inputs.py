@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from fmapper.checkpoints.boxes import Box, box_shape, box_slices, flat_range, full_box
-from fmapper.checkpoints.dense import copy_into
-from fmapper.checkpoints.lazy import LazyArray, Operation
-from fmapper.checkpoints.lazy_operations import (
-    Cast,
-    Concatenate,
-    Offset,
-    Part,
-    Reshape,
-    Scale,
-    Sum,
-    Transpose,
+from fmapper.checkpoints import lazy_operations as ops
+from fmapper.checkpoints.boxes import (
+    Box,
+    box_shape,
+    box_slices,
+    full_box,
+    overlap,
+    reshape,
+    within,
 )
+from fmapper.checkpoints.lazy import LazyArray, Operation
 
 if TYPE_CHECKING:
     import numpy as np
 
-Step: TypeAlias = Cast | Offset | Scale  # what is done to each element
-MOVES = (Concatenate, Part, Reshape, Transpose)  # operations that only move elements
-EACH = (Cast, Offset, Scale)
-
 
 class Leaf(LazyArray):
-    """An array of a source, without its values.
-
-    Attributes:
-        name: Its name.
-    """
+    """An array of a source by its name, without its values."""
 
     has_values = False
 
@@ -44,56 +33,51 @@ class Leaf(LazyArray):
 
 
 class Input(LazyArray):
-    """An array of a source with what is done to each element, which is done before it is sent.
+    """An array of a source with what is done to each element, which is done before it is sent."""
 
-    Attributes:
-        name: The name of the array.
-        steps: What is done to each element, in order.
-        parts: During a call, the values that are in this process. Others read as zeros.
-    """
-
-    def __init__(self, leaf: Leaf, steps: Sequence[Step]) -> None:
+    def __init__(self, leaf: Leaf, steps: Sequence[ops.Step]) -> None:
         self.name, self.steps, self.shape = leaf.name, steps, leaf.shape
         self.dtype = steps[-1].dtype if steps else leaf.dtype
-        self.parts: dict[Box, LazyArray] = {}
+        self.parts: dict[Box, LazyArray] = {}  # in this process; others read as zeros
 
-    def _pieces(self, box: Box) -> Iterator[tuple[Any, np.ndarray[Any, Any]]]:
+    def supply(self, box: Box, values: LazyArray) -> None:
+        """Gives it a part of the array, of which each element is changed here."""
+        self.parts[box] = with_steps(values, self.steps)
+
+    def pieces(self, box: Box) -> Iterator[tuple[Any, LazyArray]]:
         """Yields the parts of a box that are here: an index in the box, and the values."""
         if (whole := self.parts.get(box)) is not None:
-            yield ..., whole._read(full_box(whole.shape))
+            yield ..., whole
             return
         for held, values in self.parts.items():
             common = overlap(held, box)
             if common is not None:
-                yield (*box_slices(_within(common, box)), ...), values._read(_within(common, held))
+                index = (*box_slices(within(common, box)), ...)
+                yield index, values.part(within(common, held))
 
     def _read(self, box: Box) -> Any:
         import numpy as np
 
-        pieces = [*self._pieces(box)]
-        if len(pieces) == 1 and pieces[0][1].shape == box_shape(box):
-            return pieces[0][1]
+        pieces = [part for _, part in self.pieces(box)]
+        if len(pieces) == 1 and pieces[0].shape == box_shape(box):
+            return pieces[0]._read(full_box(pieces[0].shape))
         out = np.zeros(box_shape(box), self.dtype)
-        for index, values in pieces:
-            copy_into(out[index], values)
+        self._fill(box, out)
         return out
 
     def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
-        for index, values in self._pieces(box):
-            copy_into(out[index], values)
+        for index, part in self.pieces(box):
+            part.read(None, out[index])
 
 
-def overlap(a: Box, b: Box) -> Box | None:
-    """Returns what two boxes have in common; None if that is nothing."""
-    common = tuple((max(x, y), min(s, t)) for (x, s), (y, t) in zip(a, b, strict=True))
-    return common if all(start < stop for start, stop in common) else None
+def reads_of(array: LazyArray, box: Box) -> list[tuple[Any, LazyArray]]:
+    """Returns what a box of an array consists of: indices in the box, and arrays to read there."""
+    if isinstance(array, Input) and not array.steps:
+        return [*array.pieces(box)]
+    return [(..., array.part(box))]
 
 
-def _within(box: Box, outer: Box) -> Box:
-    return tuple((start - a, stop - a) for (start, stop), (a, _) in zip(box, outer, strict=True))
-
-
-def with_steps(array: LazyArray, steps: Iterable[Step]) -> LazyArray:
+def with_steps(array: LazyArray, steps: Iterable[ops.Step]) -> LazyArray:
     """Returns an array, each element of which is changed."""
     for step in steps:
         new = copy.copy(step)
@@ -103,7 +87,7 @@ def with_steps(array: LazyArray, steps: Iterable[Step]) -> LazyArray:
 
 
 def with_inputs(
-    array: LazyArray, inputs: dict[Hashable, Input], steps: tuple[Step, ...] = ()
+    array: LazyArray, inputs: dict[Hashable, Input], steps: tuple[ops.Step, ...] = ()
 ) -> LazyArray:
     """Returns an array made of inputs instead of leaves; equal ones are the same object.
 
@@ -111,10 +95,10 @@ def with_inputs(
     """
     if isinstance(array, Leaf):
         return inputs.setdefault((array, *steps), Input(array, steps))
-    if isinstance(array, EACH):
+    if isinstance(array, ops.EACH):
         return with_inputs(array.operands[0], inputs, (array, *steps))
     if isinstance(array, Operation):
-        is_moved = isinstance(array, MOVES)
+        is_moved = isinstance(array, ops.MOVES)
         inner = steps if is_moved else ()
         new = copy.copy(array)
         new.operands = tuple(with_inputs(operand, inputs, inner) for operand in array.operands)
@@ -142,7 +126,7 @@ def needs(array: LazyArray, box: Box) -> Iterator[tuple[Input, Box]]:
     inner: Iterable[tuple[LazyArray, Box]] = ()
     if isinstance(array, Input):
         yield array, box
-    elif isinstance(array, Concatenate):
+    elif isinstance(array, ops.Concatenate):
         inner = ((operand, part) for operand, part, _ in array.parts(box))
     elif isinstance(array, Operation):
         inner = ((x, part) for x in array.operands for part in _boxes(array, x, box))
@@ -151,42 +135,10 @@ def needs(array: LazyArray, box: Box) -> Iterator[tuple[Input, Box]]:
 
 
 def _boxes(array: Operation, operand: LazyArray, box: Box) -> Iterable[Box]:
-    if isinstance(array, Part | Transpose):
+    if isinstance(array, ops.Part | ops.Transpose):
         return [array.inner(box)]
-    if isinstance(array, Reshape):
-        each = (
-            [part for run in _runs(box[new], array.shape[new]) for part in _rows(*run, old)]
-            for new, old in ((new, operand.shape[before]) for before, new in array.groups)
-        )
+    if isinstance(array, ops.Reshape):
+        pairs = ((new, operand.shape[old]) for old, new in array.groups)
+        each = (reshape(box[new], array.shape[new], old) for new, old in pairs)
         return (tuple(itertools.chain(*parts)) for parts in itertools.product(*each))
-    return [box if isinstance(array, (*EACH, Sum)) else full_box(operand.shape)]
-
-
-def _runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields the ranges of elements in C order that a box takes."""
-    whole = flat_range(box, shape)
-    if whole is not None:
-        yield whole
-        return
-    axis = next(axis for axis, (start, stop) in enumerate(box) if stop - start > 1)
-    for at in range(*box[axis]):
-        yield from _runs((*box[:axis], (at, at + 1), *box[axis + 1 :]), shape)
-
-
-def _rows(start: int, stop: int, shape: Sequence[int]) -> Iterator[Box]:
-    """Yields the boxes of a shape that take a range of elements in C order."""
-    if not shape:
-        yield ()
-        return
-    row = math.prod(shape[1:])
-    first, last = -(-start // row), stop // row
-    if first > last:  # within a row
-        ends = [(last, start - last * row, stop - last * row)]
-    else:
-        ends = [(first - 1, start % row, row)] if start % row else []
-        if first < last:
-            yield ((first, last), *full_box(shape[1:]))
-        ends += [(last, 0, stop % row)] if stop % row else []
-    for at, begin, end in ends:
-        for rest in _rows(begin, end, shape[1:]):
-            yield ((at, at + 1), *rest)
+    return [box if isinstance(array, (*ops.EACH, ops.Sum)) else full_box(operand.shape)]

@@ -41,14 +41,7 @@ def _is_known(array: LazyArray) -> bool:
 
 
 class OnDevice:
-    """The arrays of a target that one function computes.
-
-    Attributes:
-        names: Their names.
-        leaves: The names of what they are made of.
-        numbers: Their numbers in the target.
-        nbytes: Their bytes.
-    """
+    """The arrays of a target that one function computes of `leaves`."""
 
     def __init__(self, source: End, target: End, made: Mapping[str, LazyArray]) -> None:
         self.names, self._arrays = [*made], [*made.values()]
@@ -64,11 +57,7 @@ class OnDevice:
         self._run = adapter.compile_for(self._compute, old)
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        """Returns the values of the arrays, given all arrays of the source.
-
-        Raises:
-            LossyCastError: A finite value becomes infinite; names its array.
-        """
+        """Returns the values of the arrays, given all arrays of the source."""
         taken = [arrays[number] for number in self._from]
         groups: dict[Any, list[int]] = {}
         for at, array in enumerate(taken):

@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING, Any
 from fmapper.backends.discovery import adapters, owner_of
 from fmapper.backends.models import Models
 from fmapper.errors import SyncError
+from fmapper.sync.memory import ties_of
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
     from fmapper.sync.ends import End
-
-
-def _is_generator(model: Any) -> bool:
-    from fmapper.generation.generator import Generator
-
-    return isinstance(model, Generator)
 
 
 def rules_between(source: Any, target: Any, a: End, b: End, rules: Rules | None) -> Rules:
@@ -25,27 +20,26 @@ def rules_between(source: Any, target: Any, a: End, b: End, rules: Rules | None)
 
     There are none to find where both have the same names: a model and what was made of it, another
     of its class, or a state. For others `transfer` searches.
-
-    Raises:
-        AmbiguousTransferError: It is not sure which arrays belong together.
-        SyncError: Both ends are the same model.
     """
     from fmapper.checkpoints.rules.rules import Rules
 
-    written = {id(array) for array in b.arrays if not owner_of(array).frozen}
-    if any(id(array) in written for array in a.arrays):
+    written = [array for array in b.arrays if not owner_of(array).frozen]
+    read = {id(array) for array in a.arrays}
+    ties = ((at < len(written), to < len(written)) for at, to in ties_of([*written, *a.arrays]))
+    if any(id(array) in read for array in written) or any(one != other for one, other in ties):
         raise SyncError(
-            "source and target share arrays that are written in place: they are in step already. "
-            "Pass a target of its own, such as copy.deepcopy of the source"
+            "source and target share memory that is written in place. Pass a target of its own, "
+            "such as copy.deepcopy of the source"
         )
     if rules is not None:
         return rules
-    if _are_related(source, target) and _have_same_names(a, b):
+    is_generator = a.generator is not None or b.generator is not None
+    if (is_generator or _are_related(source, target)) and _have_same_names(a, b):
         return Rules()
     recorded = _of_written_classes(source, target, a, b)
     if recorded is not None:
         return recorded
-    if _is_generator(target) or _is_generator(source):
+    if is_generator:
         return Rules()  # what is missing is said by name
     from fmapper.twins.transferring import plan_transfer
 
@@ -77,7 +71,7 @@ def _of_written_classes(source: Any, target: Any, a: End, b: End) -> Rules | Non
 
 def _are_related(source: Any, target: Any) -> bool:
     """Returns whether equal names mean the same arrays."""
-    if any(isinstance(x, Mapping) or _is_generator(x) for x in (source, target)):
+    if isinstance(source, Mapping) or isinstance(target, Mapping):
         return True
     first, second = (x[0] if isinstance(x, tuple) else x for x in (source, target))
     if isinstance(first, type(second)) or isinstance(second, type(first)):  # FSDP makes subclasses

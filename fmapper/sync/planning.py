@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from fmapper.backends.dtypes import is_inexact
-from fmapper.checkpoints.boxes import Box, box_shape, full_box
+from fmapper.checkpoints.boxes import Box, box_shape, full_box, overlap
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.lazy_operations import Cast, Reshape
+from fmapper.checkpoints.lazy_operations import MOVES, Cast, Reshape
 from fmapper.errors import CheckpointError, SyncError
 from fmapper.files.dtypes import numpy_dtype
 from fmapper.render import columns, readable_bytes
-from fmapper.sync.inputs import MOVES, Input, Leaf, leaves_of, needs, nodes_of, overlap
+from fmapper.sync.inputs import Input, Leaf, leaves_of, needs, nodes_of
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
@@ -109,11 +109,7 @@ class SyncPlan:
 def match_arrays(
     source: Mapping[str, Outline], target: Mapping[str, Outline], rules: Rules
 ) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
-    """Returns the arrays of a target by name, made of those of a source, and those that stay.
-
-    Raises:
-        SyncError: An array of either side is left over, or a shape or dtype differs.
-    """
+    """Returns the arrays of a target by name, made of those of a source, and those that stay."""
     leaves: dict[str, LazyArray] = {}
     for name, outline in source.items():
         if outline.dtype.startswith("key<"):  # a random key
@@ -184,9 +180,6 @@ def transfers(
     """Yields what processes send to one another, in the same order in all of them.
 
     They are added to `moved` by the name of the array of the target that needs them.
-
-    Raises:
-        SyncError: No process has some of what one needs.
     """
     owners: dict[str, dict[Box, list[int]]] = {}
     seen: set[tuple[Input, int, Box]] = set()

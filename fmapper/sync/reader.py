@@ -20,23 +20,21 @@ class _Node(NamedTuple):
     parent: int  # the number of the node that it is a child of
     key: Any  # its key there
     size: int  # the number of its children
-    arrays: list[tuple[Any, int]]  # the keys of arrays among them, and the numbers of those
+    keys: list[Any]  # of arrays among them
+    numbers: list[int]  # of those
 
 
 class Reader:
     """The nodes of a tree in a flat list.
 
     A node that is replaced by another of its class is followed; other changes are errors.
-
-    Attributes:
-        first: The arrays when the tree was looked at, each once.
     """
 
     def __init__(self, tree: Any) -> None:
         from fmapper.states.state import items_in_state
 
         self._nodes: list[_Node] = []
-        self.first: list[Any] = []
+        self.first: list[Any] = []  # the arrays at the time, each once
         numbers: dict[int, int] = {}
         places: dict[int, int] = {}
         for link, value, kind, _ in walk(tree, once=False, enter=items_in_state):
@@ -46,24 +44,25 @@ class Reader:
                 places[id(link)] = len(self._nodes)
                 parent = -1 if link is None else above
                 size = len(kind.children(value))
-                self._nodes.append(_Node(kind, type(value), link, parent, key, size, []))
+                self._nodes.append(_Node(kind, type(value), link, parent, key, size, [], []))
             elif adapter_of(value) is not None and self._nodes:
                 if id(value) not in numbers:
                     numbers[id(value)] = len(self.first)
                     self.first.append(value)
-                self._nodes[above].arrays.append((key, numbers[id(value)]))
-        self._count = len(self.first)
+                self._nodes[above].keys.append(key)
+                self._nodes[above].numbers.append(numbers[id(value)])
+        pairs = ((node, zip(node.keys, node.numbers, strict=True)) for node in self._nodes)
+        every = [(node.link, *pair) for node, each in pairs for pair in each]
+        places = {number: at for at, (*_, number) in reversed([*enumerate(every)])}
+        self._firsts = [places[number] for number in range(len(self.first))]
+        self._ties = [(at, each) for at, each in enumerate(every) if places[each[2]] != at]
 
     def read(self, tree: Any) -> list[Any]:
-        """Returns the arrays of the tree, or of another one of the same structure.
-
-        Raises:
-            SyncError: The structure is another one than it was.
-        """
+        """Returns the arrays of the tree, or of another one of the same structure."""
         return self._read(tree)[0]
 
     def _read(self, tree: Any) -> tuple[list[Any], list[Any], list[Mapping[Any, Any]]]:
-        arrays: list[Any] = [None] * self._count
+        every: list[Any] = []
         nodes: list[Any] = []
         children: list[Mapping[Any, Any]] = []
         for node in self._nodes:
@@ -77,20 +76,15 @@ class Reader:
                 raise _mismatch(node.link, was, now)
             nodes.append(value)
             children.append(inner)
-            for key, number in node.arrays:
-                array = inner.get(key)
-                if arrays[number] is not None and arrays[number] is not array:
-                    was, now = "was tied to another array", "is one of its own"
-                    raise _mismatch((node.link, key), was, now)
-                arrays[number] = array
+            every += map(inner.get, node.keys)
+        arrays = [every[at] for at in self._firsts]
+        for at, (link, key, number) in self._ties:
+            if every[at] is not arrays[number]:
+                raise _mismatch((link, key), "was tied to another array", "is one of its own")
         return arrays, nodes, children
 
     def write(self, tree: Any, new: Mapping[int, Any]) -> Any:
-        """Puts arrays into the tree by their numbers, all or none.
-
-        Returns:
-            The tree; a new one where a node cannot be changed.
-        """
+        """Puts arrays into the tree, all or none; returns a new one where that cannot change."""
         from fmapper.moves.inplace import carry_out, putter
         from fmapper.tree.fmap import fmap
 
@@ -99,7 +93,8 @@ class Reader:
         arrays, nodes, children = self._read(tree)
         steps = []
         for node, value, inner in zip(self._nodes, nodes, children, strict=True):
-            changed = {key: new[number] for key, number in node.arrays if number in new}
+            numbered = zip(node.keys, node.numbers, strict=True)
+            changed = {key: new[number] for key, number in numbered if number in new}
             put = putter(value, node.kind) if changed else None
             if put is not None:
                 steps.append(

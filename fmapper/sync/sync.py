@@ -127,8 +127,8 @@ class Sync(Generic[T]):
             parts = [*transfers(apart, sources[1], targets[1], moved)]
             sent = [each for each in parts if each.sender == self._exchange.rank]
             ends = self._source, self._target
-            self._here = Here(*ends, apart, computed, sent, share=share)
-            self._exchange.plan(parts)
+            came = self._exchange.plan(parts)
+            self._here = Here(*ends, apart, computed, sent, came, share=share)
             for end in filter(None, ends):
                 end.forget()
             self._summary = partial(summarise, held, targets[1], kept, moved)
@@ -191,9 +191,7 @@ class Sync(Generic[T]):
             weight ((0, 2), (0, 3)) float32
             bias ((0, 2),) float32
         """
-        values: Iterator[tuple[str, Box, np.ndarray[Any, Any]]]
-        values = self._run(source, is_written=False)
-        return values
+        return self._run(source, is_written=False)  # type: ignore[no-any-return]
 
     def _run(self, source: Any, *, is_written: bool = True, delta: bool = False) -> Any:
         here, began = self._here, time.perf_counter()

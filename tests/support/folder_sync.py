@@ -216,6 +216,41 @@ def check_a_process_without_memory_is_named_at_once() -> None:
         assert [ended(child) for child in fork(lambda: give(path), lambda: take(path))] == [0, 0]
 
 
+def check_arrays_that_cannot_be_packed_are_said_to_all() -> None:
+    """Also to a process that gets all of its own arrays."""
+
+    def give(path: Path, rank: int) -> None:
+        from fmapper.sync import exchange
+
+        sync = fmapper.Sync(state(3), None, transport=Folder(path, rank, 3), timeout=60.0)
+        if rank == 0:
+            exchange._Packet.pack = fail  # type: ignore[method-assign]
+        with pytest.raises(
+            (MemoryError, fmapper.SyncError), match="no room" if rank == 0 else told
+        ):
+            sync()
+
+    def fail(self: Any) -> Any:
+        raise MemoryError("no room")
+
+    def take(path: Path) -> None:
+        target = state(0)
+        sync = fmapper.Sync(None, target, transport=Folder(path, 2, 3), timeout=60.0)
+        began = time.monotonic()
+        with pytest.raises(fmapper.SyncError, match=told):
+            sync()
+        assert time.monotonic() - began < SLACK
+        assert values_of(target) == {0.0}
+
+    told = (
+        "^rank 0 cannot pack arrays: MemoryError: no room. The running model has its old weights$"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        roles = [lambda: give(path, 0), lambda: give(path, 1), lambda: take(path)]
+        assert [ended(child) for child in fork(*roles)] == [0, 0, 0]
+
+
 def check_rules_of_one_process_are_those_of_all() -> None:
     rules = Rules([Rename("layers.{i}.weight", "blocks.{i}")])
 

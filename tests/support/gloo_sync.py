@@ -19,6 +19,7 @@ FOLDER = Path()
 RANK = torch.distributed.get_rank()
 FLAT = init_device_mesh("cpu", (4,), mesh_dim_names=("data",))
 MESH = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+SAID = r"^rank 2 cannot pack arrays: MemoryError: no room\. The running model has its old weights$"
 TENSOR = {"up": ("model",), "down.weight": (None, "model")}
 
 
@@ -173,6 +174,33 @@ def check_one_that_cannot_begin_stops_all() -> None:
         assert torch.equal(value, before[name])
     values = change(source, 10)
     sync()  # nobody has failed: the next call works
+    assert_values(target, values)
+
+
+def check_arrays_that_cannot_be_packed_are_said_to_all() -> None:
+    from fmapper.sync import exchange
+
+    source, target = trainer(), make(1)
+    before = copy.deepcopy(target.state_dict())
+    sync = fmapper.Sync(source, target)
+    change(source, 9)
+    pack = exchange._Packet.pack
+
+    def fail(self: Any) -> Any:
+        raise MemoryError("no room")
+
+    if RANK == 2:
+        exchange._Packet.pack = fail  # type: ignore[method-assign]
+    kind, text = (MemoryError, "no room") if RANK == 2 else (fmapper.SyncError, SAID)
+    with pytest.raises(kind, match=text):
+        sync()
+    exchange._Packet.pack = pack  # type: ignore[method-assign]
+    for name, value in target.state_dict().items():
+        assert torch.equal(value, before[name])
+    with pytest.raises(fmapper.SyncError, match="an earlier call has failed"):
+        sync()
+    values = change(source, 10)
+    fmapper.Sync(source, target)()
     assert_values(target, values)
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmapper.checkpoints.boxes import Box, box_shape
+from fmapper.checkpoints.boxes import Box, box_shape, overlap
 from fmapper.checkpoints.lazy import LazyArray, Operation, add, concatenate, stack
-from fmapper.sync.inputs import Input, Leaf, leaves_of, needs, overlap, with_inputs, with_steps
+from fmapper.sync.inputs import Input, Leaf, leaves_of, needs, with_inputs, with_steps
 
 
 class Builder:

@@ -477,6 +477,45 @@ def test_nothing_is_compiled_in_a_call() -> None:
     assert not [name for name in events if "compile" in name]
 
 
+def test_nothing_is_planned_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lazy array is made, and no array is looked at by itself."""
+    from fmapper.checkpoints.lazy import LazyArray
+    from fmapper.sync import ends
+
+    source = {f"layers.{n}": torch.randn(4, 4) for n in range(50)}
+    source["scale"] = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    target = {name: torch.zeros_like(array) for name, array in source.items()}
+    jax_target = {name: fmapper.to_jax(array) for name, array in target.items()}
+    syncs = [fmapper.Sync(source, end) for end in (target, jax_target)]
+    syncs[1]()  # its memory is allocated
+
+    def fail(*args: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(ends.Place, "of", fail)
+    monkeypatch.setattr(LazyArray, "of", fail)
+    monkeypatch.setattr(LazyArray, "part", fail)
+    monkeypatch.setattr(LazyArray, "read", fail)
+    for sync, end in zip(syncs, (target, jax_target), strict=True):
+        assert sync() is end
+    for name, array in source.items():
+        assert torch.equal(target[name], array)
+        np.testing.assert_array_equal(jax_target[name], fmapper.to_numpy(array.detach()))
+
+
+def test_memory_that_became_read_only_is_refused_before_anything_is_written() -> None:
+    source = {"a": np.ones(2), "b": np.ones(2)}
+    target = {"a": np.zeros(2), "b": np.zeros(2)}
+    sync = fmapper.Sync(source, target)
+    target["b"].flags.writeable = False
+    with pytest.raises(fmapper.SyncError, match=r"^b: .*cannot be written to any more"):
+        sync()
+    target["b"] = np.zeros(2).astype(">f8")  # which NumPy's own code would write to a copy of
+    with pytest.raises(fmapper.SyncError, match=r"^b: .*cannot be written to any more"):
+        sync()
+    assert not target["a"].any()
+
+
 def test_without_memory_for_one_array_none_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     from fmapper.backends.discovery import owner_of
 
@@ -495,3 +534,73 @@ def test_without_memory_for_one_array_none_is_written(monkeypatch: pytest.Monkey
     sync()
     assert target["a"].all()
     assert target["b"].all()
+
+
+def test_weights_that_are_tied_in_a_state_dict() -> None:
+    """There they are two tensors on one memory."""
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+    source, target = Tied(), Tied()
+    for ends in ((source.state_dict(), target), (source, target.state_dict())):
+        sync = fmapper.Sync(*ends)
+        change(source)
+        sync()
+        assert torch.equal(target.head.weight, source.head.weight)
+        assert [array.name for array in sync.plan] == ["embed.weight"]
+    state = source.state_dict()
+    sync = fmapper.Sync(state, target)
+    state["head.weight"] = torch.zeros(5, 3)
+    before = target.head.weight.clone()
+    with pytest.raises(fmapper.SyncError, match=r"embed\.weight .* had the memory of another"):
+        sync()
+    assert torch.equal(target.head.weight, before)
+    with pytest.raises(fmapper.SyncError, match=r"tied to head\.weight in the target"):
+        fmapper.Sync({name: x.clone() for name, x in state.items()}, target.state_dict())
+
+
+def test_memory_that_would_be_written_twice_is_refused() -> None:
+    memory = torch.zeros(6)
+    with pytest.raises(fmapper.SyncError, match="share memory that is written"):
+        fmapper.Sync({"a": memory[:4]}, {"a": memory[2:]})
+    ones = {"a": torch.ones(4), "b": torch.ones(4)}
+    with pytest.raises(fmapper.SyncError, match="b and a of the target have elements in common"):
+        fmapper.Sync(ones, {"a": memory[:4], "b": memory[2:]})
+    with pytest.raises(fmapper.SyncError, match=r"a: .* has several elements in one place"):
+        fmapper.Sync({"a": torch.ones(3, 4)}, {"a": torch.zeros(1, 4).expand(3, 4)})
+    with pytest.raises(fmapper.SyncError, match=r"a: .* is read-only"):
+        fmapper.Sync({"a": np.float32(1)}, {"a": np.float32(0)})
+    assert not memory.any()
+    halves = {"a": memory[::2], "b": memory[1::2]}
+    fmapper.Sync({"a": torch.ones(3), "b": torch.full((3,), 2.0)}, halves)()
+    assert memory.tolist() == [1, 2, 1, 2, 1, 2]
+
+
+@pytest.mark.parametrize("to", ["torch", "jax", "numpy"])
+def test_arrays_of_every_kind(to: str) -> None:
+    def make(seed: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(seed)
+        dtypes = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+        dtypes += [torch.complex64, torch.bool, torch.uint8, torch.int32]
+        arrays = {str(dtype): (3 * torch.randn(3, 2)).to(dtype) for dtype in dtypes}
+        arrays["number"], arrays["truth"] = torch.randn(()), torch.rand(()) < 0.5
+        arrays["empty"], arrays["no column"] = torch.zeros(0, 3), torch.zeros(2, 0).bfloat16()
+        arrays["transposed"], arrays["steps"] = torch.randn(5, 4).T, torch.randn(6, 6)[1::2, ::3]
+        arrays["expanded"] = torch.randn(1, 4).expand(3, 4)
+        arrays["conjugate"] = torch.randn(3, dtype=torch.complex64).conj()
+        return arrays
+
+    source = make(0)
+    zeros = {name: torch.zeros(x.shape, dtype=x.dtype) for name, x in source.items()}
+    target = {"torch": dict, "jax": fmapper.to_jax, "numpy": fmapper.to_numpy}[to](zeros)
+    sync = fmapper.Sync(source, target)
+    for seed in (1, 2, 3):
+        source.update(make(seed))
+        assert sync() is target
+        for name, array in source.items():
+            wanted = fmapper.to_numpy(array)
+            np.testing.assert_array_equal(fmapper.to_numpy(target[name]), wanted, name)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CPU = Device("numpy", "cpu")
 _dtype = attrgetter("dtype")
 _base = attrgetter("base")
+_place = attrgetter("shape", "dtype")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _ALIGNMENT = 64  # bytes
@@ -111,6 +112,10 @@ class NumpyAdapter(Adapter):
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Returns the dtypes, including the byte order."""
         return list(map(_dtype, arrays))
+
+    def places(self, arrays: Sequence[Any]) -> Iterator[Any]:
+        """Yields shapes and dtypes."""
+        return map(_place, arrays)
 
     def check(self, array: Any) -> None:
         """Checks that an array is a plain array of numbers.

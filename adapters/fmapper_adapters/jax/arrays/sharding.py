@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,11 +22,19 @@ if TYPE_CHECKING:
 
 _Spec: Any = jax.sharding.PartitionSpec  # untyped in JAX
 _shape_only: Any = jax.ShapeDtypeStruct
+_place = attrgetter("shape", "dtype", "sharding")
+_WITHOUT_PLACE = (jax.core.Tracer, PackedArray)
 _typeof: Any = getattr(jax, "typeof", None)  # since JAX 0.6
 
 
 class JaxMeshes(Computed, Meshes):
     """The facet of the adapter for `jax.sharding.Mesh`es and arrays on them."""
+
+    def places(self, arrays: Sequence[Any]) -> Iterator[Any]:
+        """Yields shapes, dtypes and shardings, but of tracers and packed arrays."""
+        if any(issubclass(cls, _WITHOUT_PLACE) for cls in {*map(type, arrays)}):
+            return super().places(arrays)
+        return map(_place, arrays)
 
     def mesh_axes(self, mesh: Any) -> Mapping[str, int] | None:
         """Returns the axes of a mesh, or of an `AbstractMesh`, which has no devices."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,9 +13,15 @@ from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays import tensors
 from fmapper_adapters.torch.arrays.wrappers import is_dtensor
 
+_place = attrgetter("shape", "dtype", "device")
+
 
 class Writes(Compute):
     """The part of the adapter that writes values from host memory."""
+
+    def places(self, arrays: Sequence[Any]) -> Iterator[Any]:
+        """Yields attributes of plain tensors."""
+        return map(_place, arrays) if tensors.are_plain(arrays) else super().places(arrays)
 
     def overwrite(self, arrays: Sequence[Any], values: Sequence[Any]) -> None:
         """Copies values into tensors on any device, one call per dtype."""
