@@ -1,9 +1,16 @@
-"""A model of PyTorch as source code for Flax NNX, transcribed from the source of its classes.
+"""A model as source code for another framework, transcribed from the source of its classes.
 
-The model is made and called once while its source tells what each of its expressions gave and
+Models of PyTorch become files for Flax NNX, and models of Flax NNX files for PyTorch. The model is
+made and called once while its source tells what each of its expressions gave and, of PyTorch,
 which operations it ran. Statements, names, loops, conditions and constructors are the source's;
-expressions on tensors are printed from the operations that were recorded there. Where both
-disagree, or something has no counterpart, `NotTranscribed` says what.
+expressions on arrays are printed from the operations that were recorded there, or from the table
+of functions. Where both disagree, or something has no counterpart, `NotTranscribed` says what.
+
+sources/    the frameworks of models
+walk/       what is the same for all frameworks
+torch/      files for PyTorch, of models of Flax NNX
+
+The rest is for models of PyTorch:
 
 functions   the functions of the source that ran, and their code with probes in it
 recording   the table of what each expression gave and ran
@@ -13,7 +20,7 @@ contexts    what stands after `with`
 arrays      parameters and buffers
 constructors/  what constructors are given and do
 layers      the table of layers
-flax/       layers and functions that files take along
+flax/       layers and functions that files for Flax take along
 fallback    functions by their operations
 files       a file: classes, functions, helpers, `load_weights`
 witness     the functions of a file that give something else than the source's

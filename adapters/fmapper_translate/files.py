@@ -10,7 +10,7 @@ import types
 import torch
 from torch import nn
 
-from fmapper.translation import Helper, helpers_of, names_in, print_imports, text
+from fmapper.translation import Helper, expr, helpers_of, names_in, print_imports, text
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
 from fmapper_translate import layers
 from fmapper_translate.flax import layers as flax_layers
@@ -179,9 +179,13 @@ class File(walk.File):
     def _statements(self, function: Function) -> Statements:
         return Statements(self, function)
 
+    def _more_arguments(self, cls: type) -> list[ast.keyword]:
+        return [ast.keyword("rngs", expr("rngs"))] if self.takes_rngs(cls) else []
+
     def _size(self) -> int:
         makers = sum(item.makes_modules for item in self.recording.functions)
-        return super()._size() + sum(map(len, (self.has_mode, self.draws, self.takers))) + makers
+        known = len(self.has_mode) + len(self.draws) + len(self.takers)
+        return super()._size() + known + makers
 
     def _print_class(self, cls: type) -> str:
         if library.is_config_class(cls):

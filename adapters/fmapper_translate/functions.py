@@ -18,6 +18,9 @@ from fmapper_translate.libraries import infrastructure as library
 
 _LIBRARIES = (
     "torch",
+    "jax",
+    "flax",
+    "optax",
     "numpy",
     "huggingface_hub",
     "fmapper",
@@ -59,6 +62,11 @@ class Function:
         """Whether it is a method that is not given its object."""
         kept = self.owner and inspect.getattr_static(self.owner, self.name, None)
         return isinstance(kept, staticmethod)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a decorator compiles it, so that its code runs once for several calls."""
+        return any("jit" in ast.unparse(item) for item in self.tree.decorator_list)
 
     @property
     def name(self) -> str:

@@ -366,6 +366,8 @@ def record(
 
     with source.compute():
         functions = functions_that_run(run, lambda: source.classes(made[0]))
-        with contextlib.contextmanager(recording.watch)(functions):
-            run()
+    compiles = any(function.is_compiled for function in functions)
+    watch = contextlib.contextmanager(recording.watch)
+    with source.compute(compiles=compiles), watch(functions):
+        run()
     return recording, made[-1]

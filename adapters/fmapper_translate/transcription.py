@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+import numpy as np
 from torch import nn
 
 from fmapper.checkpoints import Drop, Rule, Rules
-from fmapper.translation import expr, text
 from fmapper.translation.source import format_code
 from fmapper.verification.files.proof import File as ProvedFile
 from fmapper.verification.files.proof import Proof
@@ -21,9 +20,11 @@ from fmapper.verification.models.trial import Trial
 from fmapper_translate import layers
 from fmapper_translate.constructors.arguments import find_arguments
 from fmapper_translate.files import File
+from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.recording import record
 from fmapper_translate.sources.torch import TorchSource
+from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.witness import functions_that_differ
 
 Inputs = tuple[Any, ...]
@@ -32,7 +33,7 @@ _EXAMPLE = "make_example"
 
 @dataclass(frozen=True)
 class Transcription:
-    """A file for Flax NNX.
+    """A file for Flax NNX or PyTorch.
 
     Attributes:
         code: The file.
@@ -43,19 +44,21 @@ class Transcription:
         fallen: Functions that are written by their operations -> the reason.
         rules: The rules from the source's state dict to the state of the file's model; their
             inverse leads back.
+        target: The framework of the file.
     """
 
     code: str
     name: str
     example: str
-    weights: Mapping[str, torch.Tensor] = field(repr=False)
+    weights: Mapping[str, Any] = field(repr=False)
     aliases: Mapping[str, str] = field(repr=False)
     fallen: Mapping[str, str] = field(default_factory=dict)
     rules: Rules = field(default_factory=Rules, repr=False)
+    target: str = "flax"
 
     def prove(
         self,
-        model: nn.Module,
+        model: Any,
         inputs: Sequence[Any],
         options: Mapping[str, Any] | None = None,
         *,
@@ -77,52 +80,81 @@ class Transcription:
         arrays: dict[str, Any] = {}
 
         def encode(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
+            if isinstance(value, tuple | list):
+                return [*map(encode, value)]
+            if not hasattr(value, "dtype"):
                 return value
-            arrays[f"input.{len(arrays)}"] = value.numpy()
+            arrays[f"input.{len(arrays)}"] = np.asarray(value)
             return {"array": len(arrays) - 1}
 
         by_position = [encode(value) for value in inputs]
         by_keyword = {name: encode(value) for name, value in (options or {}).items()}
-        code = f"{self.code}\n\ndef {_EXAMPLE}(*, rngs):\n    return {self.example}\n"
-        weights = {name: value.numpy() for name, value in self.weights.items()}
+        parameters = "*, rngs" if self.target == "flax" else ""
+        code = f"{self.code}\n\ndef {_EXAMPLE}({parameters}):\n    return {self.example}\n"
+        weights = {name: np.asarray(value) for name, value in self.weights.items()}
         file = ProvedFile(
             code,
             _EXAMPLE,
             ("eval", "train"),
-            "flax",
+            self.target,
             self.aliases,
             weights,
             [by_position, {"dict": by_keyword}],
             arrays,
         )
 
-        def trial(train: bool) -> Trial:
-            return origin.trial(model, tuple(inputs), dict(options or {}), train=train, parts=True)
+        is_torch = isinstance(model, nn.Module)
 
-        with library.without_caches(model):
+        def trial(train: bool) -> Trial:
+            given = tuple(inputs), dict(options or {})
+            return origin.trial(model, *given, train=train, parts=is_torch)
+
+        with library.without_caches(model) if is_torch else contextlib.nullcontext():
             return file.prove(trial, only_evaluation=only_evaluation)
 
 
 def transcribe(
-    model: nn.Module,
+    model: Any,
     inputs: Inputs | list[Inputs],
     arguments: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
     options: Mapping[str, Any] | None = None,
+    *,
+    target: str | None = None,
 ) -> Transcription:
-    """Writes a model of PyTorch as a file for Flax NNX, in the words of its source.
+    """Writes a model as a file for another framework, in the words of its source.
 
     Args:
-        model: The model.
+        model: The model: a module of PyTorch for a file for Flax NNX, or a module of NNX for a file
+            for PyTorch.
         inputs: What it is called with, by position; or a list of such, of which each lets other
             sides of conditions run.
         arguments: What its class was given, by position and by keyword; read from the model's
-            attributes and layers if None.
+            attributes and layers if None. `rngs` is not among them.
         options: What it is called with by keyword.
+        target: `"flax"` or `"torch"`; by default the other one than the model's.
 
     Raises:
         NotTranscribed: Something in it has no counterpart; says what and where.
     """
+    source = "flax" if isinstance(model, nn.Module) else "torch"
+    if target not in (None, source):
+        raise NotTranscribed(
+            f"{type(model).__name__} is not a model that is transcribed for {target}: modules of "
+            "PyTorch are for Flax NNX, and those of NNX for PyTorch"
+        )
+    if isinstance(model, nn.Module):
+        return _from_torch(model, inputs, arguments, options)
+    from fmapper_translate.torch.transcription import from_nnx
+
+    return from_nnx(model, inputs, arguments, options)
+
+
+def _from_torch(
+    model: nn.Module,
+    inputs: Inputs | list[Inputs],
+    arguments: tuple[Sequence[Any], Mapping[str, Any]] | None,
+    options: Mapping[str, Any] | None,
+) -> Transcription:
     cls = type(model)
     args, kwargs = find_arguments(model) if arguments is None else arguments
     args = [library.prepare(value) for value in args]
@@ -144,19 +176,12 @@ def transcribe(
     aliases = {name: first[value.data_ptr()] for name, value in saved.items()
                if name not in weights and value.data_ptr() in first}  # fmt: skip
     file = File(recording, twin)
-    given = [file.value(value) for value in args]
-    keywords = [ast.keyword(name, file.value(value)) for name, value in kwargs.items()]
     title = f"{cls.__name__} for Flax NNX, transcribed from {cls.__module__}"
-    while True:
-        code = file.print(title)
-        given = [file.value(value) for value in args]
-        keywords = [ast.keyword(name, file.value(value)) for name, value in kwargs.items()]
-        more = [ast.keyword("rngs", expr("rngs"))] if file.takes_rngs(cls) else []
-        example = text(ast.Call(expr(cls.__name__), given, [*keywords, *more]))
-        wrong = functions_that_differ(code, example, recording, weights, examples, options or {})
-        if wrong.keys() <= file.distrusted.keys():
-            break
-        file.distrusted |= wrong
+
+    def differ(code: str, example: str) -> dict[Function, str]:
+        return functions_that_differ(code, example, recording, weights, examples, options or {})
+
+    code, example = file.write(title, args, kwargs, differ)
     rules = _rules_of(twin, file.tied_names())
     return Transcription(
         format_code(code), cls.__name__, example, weights, aliases, file.fallen, rules

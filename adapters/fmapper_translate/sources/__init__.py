@@ -1,6 +1,7 @@
 """Frameworks that models are transcribed from.
 
 torch  PyTorch
+nnx    Flax NNX
 """
 
 from __future__ import annotations
@@ -41,5 +42,9 @@ class Source(ABC):
         """Returns a context that tells which operations run; see `watch_operations`."""
 
     @abstractmethod
-    def compute(self) -> AbstractContextManager[None]:
-        """Returns a context in which models are called to be recorded."""
+    def compute(self, *, compiles: bool = False) -> AbstractContextManager[None]:
+        """Returns a context in which models are called to be recorded.
+
+        Args:
+            compiles: Whether functions of the model are compiled by a decorator of theirs.
+        """

@@ -44,7 +44,7 @@ class TorchSource(Source):
         return watch_operations(tell)
 
     @contextmanager
-    def compute(self) -> Iterator[None]:
+    def compute(self, *, compiles: bool = False) -> Iterator[None]:
         """Computes without gradients, and leaves the random numbers as they were."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             yield

@@ -13,7 +13,7 @@ import textwrap
 import tokenize
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from fmapper.translation import Helper, expr, literal, text
@@ -136,9 +136,7 @@ class File(ABC):
     def add_global(self, function: Function, name: str, value: Any) -> bool:
         """Adds what a name of a module is; returns whether a file can have it."""
         if isinstance(value, types.ModuleType):
-            if is_standard(value.__name__):
-                alias = "" if value.__name__ == name else f" as {name}"
-                self._imports[name] = f"import {value.__name__}{alias}"
+            self._add_module(name, value)
             return name in self._imports
         if getattr(builtins, name, self) is value:
             return True
@@ -151,6 +149,11 @@ class File(ABC):
         except TypeError:
             return False
         return True
+
+    def _add_module(self, name: str, module: types.ModuleType) -> None:
+        if is_standard(module.__name__):
+            alias = "" if module.__name__ == name else f" as {name}"
+            self._imports[name] = f"import {module.__name__}{alias}"
 
     def helper_name(self, name: str) -> str:
         """Returns the name of a helper, another one where the source has that name."""
@@ -222,6 +225,41 @@ class File(ABC):
         return {name: getattr(value, name) for name in names} if is_known else None
 
     # --- the file ---------------------------------------------------------------------------------
+
+    def write(
+        self,
+        title: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        differ: Callable[[str, str], Mapping[Function, str]],
+    ) -> tuple[str, str]:
+        """Returns the file, and the code that makes its model.
+
+        Args:
+            title: The first line of its docstring.
+            args: What the class of the model is given by position.
+            kwargs: What it is given by keyword.
+            differ: Runs a file and that code; returns the functions that give something else than
+                the source's, with the reason.
+
+        Raises:
+            NotTranscribed: A function of the source has no counterpart.
+        """
+        cls = type(self._model)
+        while True:
+            for _ in range(2):  # arguments add classes, and classes fields of these
+                given = [self.value(value) for value in args]
+                keywords = [ast.keyword(name, self.value(value)) for name, value in kwargs.items()]
+                code = self.print(title)
+            example = ast.Call(expr(cls.__name__), given, [*keywords, *self._more_arguments(cls)])
+            wrong = differ(code, text(example))
+            if wrong.keys() <= self.distrusted.keys():
+                return code, text(example)
+            self.distrusted |= wrong
+
+    def _more_arguments(self, cls: type) -> list[ast.keyword]:
+        """Returns keywords of a class that the source does not have."""
+        return []
 
     def print(self, title: str) -> str:
         """Returns the file.
@@ -304,7 +342,9 @@ class File(ABC):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 value = vars(sys.modules[cls.__module__]).get(node.id)
                 module = getattr(value, "__module__", None)
-                if isinstance(module, str) and is_standard(module):
+                if isinstance(value, types.ModuleType):
+                    self._add_module(node.id, value)
+                elif isinstance(module, str) and is_standard(module):
                     self._imports[node.id] = f"from {module} import {node.id}"
         return textwrap.dedent(inspect.getsource(cls)).rstrip()
 

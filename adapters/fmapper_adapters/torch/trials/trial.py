@@ -44,7 +44,7 @@ class TorchTrial(Trial):
         self._original = original
         self._model, self._noisy = model, _copy(model)
         self._inputs = to_torch((tuple(args), dict(kwargs)), strict=False)
-        if any(inner.training for inner in model.modules()):
+        if train is not None and any(inner.training for inner in model.modules()):
             for inner in _find_noise(model, *self._inputs):
                 inner.eval()
         self._learning: dict[bool, torch.nn.Module] = {}

@@ -1,0 +1,53 @@
+"""Flax NNX."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fmapper_translate.sources import Source, Tell
+
+
+class NnxSource(Source):
+    """Answers the questions of a recording about Flax NNX."""
+
+    def is_array(self, value: Any) -> bool:
+        """Returns whether something is an array, or a variable that holds one; keys are not."""
+        if isinstance(value, nnx.Variable):
+            value = value.get_raw_value()
+        return isinstance(value, jax.Array) and not is_key(value)
+
+    def is_module(self, value: Any) -> bool:
+        """Returns whether something is an `nnx.Module`."""
+        return isinstance(value, nnx.Module)
+
+    def is_made_of_layers(self, value: Any) -> bool:
+        """Returns whether an object is a module."""
+        return isinstance(value, nnx.Module)
+
+    def draws(self, overload: Any) -> bool:
+        """Returns False: operations are not watched."""
+        return False
+
+    def classes(self, model: Any) -> list[type]:
+        """Returns the classes of a model's parts, and their bases."""
+        kinds = dict.fromkeys(type(part) for _, part in nnx.iter_modules(model))
+        return [base for kind in kinds for base in kind.__mro__]
+
+    def watch(self, tell: Tell) -> AbstractContextManager[None]:
+        """Returns a context that does nothing: calls say what is computed."""
+        return contextlib.nullcontext()
+
+    def compute(self, *, compiles: bool = False) -> AbstractContextManager[None]:
+        """Returns a context in which functions of the model are not compiled."""
+        return jax.disable_jit(compiles)
+
+
+def is_key(value: Any) -> bool:
+    """Returns whether something is a key of random numbers."""
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,84 @@
+"""A file for PyTorch: the model's classes and functions, what they need, and `load_weights`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+from flax import nnx
+
+from fmapper.translation import expr, helpers_of, names_in, print_imports, text
+from fmapper_translate.functions import Function
+from fmapper_translate.torch import layers as torch_layers
+from fmapper_translate.torch import tables
+from fmapper_translate.torch import weights as torch_weights
+from fmapper_translate.torch.statements import Statements
+from fmapper_translate.walk import files as walk
+from fmapper_translate.walk.errors import NotTranscribed
+
+_IMPORTS = {
+    "torch": "import torch", "np": "import numpy as np", "nn": "from torch import nn",
+    "F": "import torch.nn.functional as F", "partial": "from functools import partial",
+    "math": "import math", "SimpleNamespace": "from types import SimpleNamespace",
+}  # fmt: skip
+_LOADING = (torch_weights.load_weights, torch_weights.source_state)
+
+
+class File(walk.File):
+    """A file for PyTorch while it is written."""
+
+    module = nnx.Module
+    called = "__call__"
+    prefix = "Flax"
+    helpers = (torch_layers, torch_weights)
+
+    def device(self, function: Function) -> ast.expr | None:
+        """Returns the code for where a function's new arrays are: where its first array is."""
+        if self.constructs(function):
+            return None
+        is_array = self.recording.source.is_array
+        for name, values in self.recording.arguments_of(function).items():
+            if values and all(map(is_array, values)):
+                return expr(f"{name}.device")
+        return None
+
+    def add_constant(self, name: str, code: ast.expr) -> None:
+        """Adds what a name of a module is."""
+        self._constants[name] = text(code)
+
+    def class_name(self, cls: type) -> str | None:
+        """Returns the name of what stands for a class of Flax."""
+        layer = tables.layer_of(cls)
+        if layer is not None:
+            return self.helper_name(layer.name)
+        if cls is nnx.Param:
+            return "nn.Parameter"
+        return (
+            "nn.Buffer"
+            if cls.__module__.startswith("flax") and issubclass(cls, nnx.Variable)
+            else None
+        )
+
+    def _statements(self, function: Function) -> Statements:
+        return Statements(self, function)
+
+    def _base(self, base: type) -> str:
+        if base is nnx.Module:
+            return "nn.Module"
+        name = self.class_name(base)
+        if name is None and tables.is_library_module(base):
+            raise NotTranscribed(f"{base.__name__} is not in the table of layers")
+        return name or ("" if base is object else base.__name__)
+
+    def _is_own(self, cls: type) -> bool:
+        return super()._is_own(cls) and not issubclass(cls, nnx.Variable)
+
+    def _assemble(self, title: str, constants: list[str], blocks: list[str]) -> str:
+        body = "\n\n\n".join([*(["\n".join(constants)] if constants else []), *blocks])
+        loading = [inspect.getsource(item) for item in (*_LOADING, torch_weights.named_arrays)]
+        helpers = helpers_of("\n\n\n".join([body, *loading]), self._helper)
+        whole = "\n\n\n".join([*helpers, body, *map(str.rstrip, loading[:-1])])
+        used = names_in(whole)
+        known = {**_IMPORTS, **self._imports}
+        imports = print_imports(line for name, line in known.items() if name in used)
+        return f'"""{title}"""\n\n{imports}\n\n\n{whole}\n'

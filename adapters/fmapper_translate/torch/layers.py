@@ -1,0 +1,381 @@
+"""Layers that files for PyTorch have beside the model's classes, with Flax's arguments.
+
+A file takes the source of those that it names. Channels are last, as in the source.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fmapper_translate.torch.weights import (
+    fill,
+    lecun_normal,
+    ones_init,
+    variance_scaling,
+    zeros_init,
+)
+
+
+def repeat(size, count):
+    """Returns a size for each dimension, where one may stand for all."""
+    return (size,) * count if isinstance(size, int) else tuple(size)
+
+
+class Linear(nn.Linear):
+    """A linear layer with Flax's arguments and initial values."""
+
+    source_arrays = {"weight": ("kernel", (1, 0))}
+
+    def __init__(self, in_features, out_features, use_bias=True, kernel_init=None, bias_init=None):
+        super().__init__(in_features, out_features, bias=use_bias)
+        fill(self, "weight", kernel_init or lecun_normal())
+        fill(self, "bias", bias_init or zeros_init())
+
+
+class LinearGeneral(nn.Module):
+    """A linear layer over several dimensions."""
+
+    source_arrays = {"weight": ("kernel", None)}
+
+    def __init__(
+        self, in_features, out_features, axis=-1, use_bias=True, kernel_init=None, bias_init=None
+    ):
+        super().__init__()
+        inner, outer = repeat(in_features, 1), repeat(out_features, 1)
+        self.axis = repeat(axis, 1)
+        drawn = (kernel_init or lecun_normal())((math.prod(inner), math.prod(outer)))
+        self.weight = nn.Parameter(drawn.reshape(*inner, *outer))
+        self.bias = nn.Parameter((bias_init or zeros_init())(outer)) if use_bias else None
+
+    def forward(self, x):
+        y = torch.tensordot(x, self.weight, (self.axis, tuple(range(len(self.axis)))))
+        return y if self.bias is None else y + self.bias
+
+
+class Embed(nn.Embedding):
+    """A table of vectors with Flax's arguments and initial values."""
+
+    source_arrays = {"weight": ("embedding", None)}
+
+    def __init__(self, num_embeddings, features, embedding_init=None):
+        super().__init__(num_embeddings, features)
+        self.features = features
+        scaling = variance_scaling(1.0, "fan_in", "normal", in_axis=-1, out_axis=0)
+        fill(self, "weight", embedding_init or scaling)
+
+    def attend(self, query):
+        return query @ self.weight.T
+
+
+def pads_of(x, window, strides, padding, dilation=1):
+    """Returns how many elements are put before and after each dimension but the first and last.
+
+    Raises:
+        ValueError: There is not one dimension of a batch, or the padding is of another kind.
+    """
+    if x.ndim != len(window) + 2:
+        raise ValueError(f"{tuple(x.shape)} instead of a batch, {len(window)} sizes, and channels")
+    if not isinstance(padding, str):
+        pairs = repeat(padding, len(window))
+        return [repeat(pair, 2) for pair in pairs]
+    if padding == "VALID":
+        return [(0, 0)] * len(window)
+    reaches = [d * (k - 1) + 1 for k, d in zip(window, repeat(dilation, len(window)), strict=True)]
+    if padding == "CAUSAL":
+        return [(reach - 1, 0) for reach in reaches]
+    if padding != "SAME":
+        raise ValueError(f"{padding} padding")
+    sizes = zip(x.shape[1:-1], reaches, strides, strict=True)
+    lacking = [max((-(-size // s) - 1) * s + reach - size, 0) for size, reach, s in sizes]
+    return [(lack // 2, lack - lack // 2) for lack in lacking]
+
+
+def pad(x, pairs, value=0.0):
+    """Puts elements before and after each dimension but the first two."""
+    return F.pad(x, [size for pair in reversed(pairs) for size in pair], value=value)
+
+
+class Conv(nn.Module):
+    """A convolution with the channels last, and Flax's arguments and initial values."""
+
+    def __init__(
+        self, in_features, out_features, kernel_size, strides=1, *, padding="SAME",
+        kernel_dilation=1, feature_group_count=1, use_bias=True, kernel_init=None, bias_init=None,
+    ):  # fmt: skip
+        super().__init__()
+        self.window = repeat(kernel_size, 1)
+        rank = len(self.window)
+        self.strides, self.dilation = repeat(strides or 1, rank), repeat(kernel_dilation, rank)
+        self.padding, self.groups = padding, feature_group_count
+        self.source_arrays = {"weight": ("kernel", (rank + 1, rank, *range(rank)))}
+        inner = in_features // feature_group_count
+        self.weight = nn.Parameter(torch.empty(out_features, inner, *self.window))
+        self.bias = nn.Parameter(torch.empty(out_features)) if use_bias else None
+        fill(self, "weight", kernel_init or lecun_normal())
+        fill(self, "bias", bias_init or zeros_init())
+
+    def forward(self, x):
+        pads = pads_of(x, self.window, self.strides, self.padding, self.dilation)
+        conv = (F.conv1d, F.conv2d, F.conv3d)[len(self.window) - 1]
+        x = pad(x.movedim(-1, 1), pads)
+        y = conv(
+            x, self.weight, self.bias, self.strides, dilation=self.dilation, groups=self.groups
+        )
+        return y.movedim(1, -1)
+
+
+class ConvTranspose(nn.Module):
+    """A transposed convolution with the channels last, and Flax's arguments and initial values."""
+
+    def __init__(
+        self, in_features, out_features, kernel_size, strides=1, *, padding="SAME", use_bias=True,
+        kernel_init=None, bias_init=None,
+    ):  # fmt: skip
+        super().__init__()
+        self.window = repeat(kernel_size, 1)
+        rank = len(self.window)
+        self.strides, self.padding = repeat(strides or 1, rank), padding
+        self.source_arrays = {"weight": ("kernel", (rank, rank + 1, *range(rank)))}
+        self.weight = nn.Parameter(torch.empty(in_features, out_features, *self.window))
+        self.bias = nn.Parameter(torch.empty(out_features)) if use_bias else None
+        fill(self, "weight", kernel_init or lecun_normal())
+        fill(self, "bias", bias_init or zeros_init())
+
+    def forward(self, x):
+        rank = len(self.window)
+        pads_of(x, self.window, self.strides, "VALID")
+        conv = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[rank - 1]
+        flipped = self.weight.flip(tuple(range(2, rank + 2)))  # which the source is not
+        y = conv(x.movedim(-1, 1), flipped, stride=self.strides)
+        y = pad(y, [self.crop(k, s) for k, s in zip(self.window, self.strides, strict=True)])
+        y = y.movedim(1, -1)
+        return y if self.bias is None else y + self.bias
+
+    def crop(self, size, stride):
+        """Returns by how much the ends of a dimension grow; less than 0 where they shrink."""
+        if self.padding == "SAME":
+            whole = size + stride - 2
+            before = size - 1 if stride > size - 1 else -(-whole // 2)
+        elif self.padding == "VALID":
+            whole, before = size + stride - 2 + max(size - stride, 0), size - 1
+        else:
+            raise ValueError(f"{self.padding} padding")
+        return before - size + 1, whole - before - size + 1
+
+
+class LayerNorm(nn.LayerNorm):
+    """Normalisation of the last dimension with Flax's arguments."""
+
+    source_arrays = {"weight": ("scale", None)}
+
+    def __init__(
+        self, num_features, epsilon=1e-6, use_bias=True, use_scale=True, bias_init=None,
+        scale_init=None,
+    ):  # fmt: skip
+        super().__init__(num_features, eps=epsilon, bias=use_bias)
+        fill(self, "weight", scale_init or ones_init())
+        fill(self, "bias", bias_init or zeros_init())
+        if not use_scale:
+            self.weight = None
+
+
+class RMSNorm(nn.RMSNorm):
+    """Division of the last dimension by its size, with Flax's arguments."""
+
+    source_arrays = {"weight": ("scale", None)}
+
+    def __init__(self, num_features, epsilon=1e-6, use_scale=True, scale_init=None):
+        super().__init__(num_features, eps=epsilon, elementwise_affine=use_scale)
+        fill(self, "weight", scale_init or ones_init())
+
+
+class GroupNorm(nn.GroupNorm):
+    """Normalisation of groups of channels, which are last, with Flax's arguments."""
+
+    source_arrays = {"weight": ("scale", None)}
+
+    def __init__(
+        self, num_features, num_groups=32, group_size=None, epsilon=1e-6, use_bias=True,
+        use_scale=True, bias_init=None, scale_init=None,
+    ):  # fmt: skip
+        super().__init__(
+            num_features // group_size if group_size else num_groups, num_features, epsilon
+        )
+        fill(self, "weight", scale_init or ones_init())
+        fill(self, "bias", bias_init or zeros_init())
+        self.weight = self.weight if use_scale else None
+        self.bias = self.bias if use_bias else None
+
+    def forward(self, x):
+        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
+
+
+class BatchNorm(nn.Module):
+    """Normalisation of batches with the channels last, and Flax's averages."""
+
+    source_arrays = {
+        "weight": ("scale", None), "running_mean": ("mean", None), "running_var": ("var", None),
+    }  # fmt: skip
+
+    def __init__(
+        self, num_features, use_running_average=False, momentum=0.99, epsilon=1e-5, use_bias=True,
+        use_scale=True, bias_init=None, scale_init=None,
+    ):  # fmt: skip
+        super().__init__()
+        self.momentum, self.epsilon = momentum, epsilon
+        self.weight = nn.Parameter((scale_init or ones_init())(num_features)) if use_scale else None
+        self.bias = nn.Parameter((bias_init or zeros_init())(num_features)) if use_bias else None
+        self.running_mean = nn.Buffer(torch.zeros(num_features))
+        self.running_var = nn.Buffer(torch.ones(num_features))
+        self.training = not use_running_average
+
+    def forward(self, x, use_running_average=None):
+        is_still = not self.training if use_running_average is None else use_running_average
+        mean, var = self.running_mean, self.running_var
+        if not is_still:
+            axes = tuple(range(x.ndim - 1))
+            mean, var = x.mean(axes), x.var(axes, correction=0)
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, 1 - self.momentum)
+                self.running_var.lerp_(var, 1 - self.momentum)
+        scale = torch.rsqrt(var + self.epsilon)
+        y = (x - mean) * (scale if self.weight is None else scale * self.weight)
+        return y if self.bias is None else y + self.bias
+
+
+class Dropout(nn.Dropout):
+    """Dropout with Flax's arguments."""
+
+    def __init__(self, rate, broadcast_dims=(), deterministic=False):
+        super().__init__(rate)
+        self.broadcast_dims, self.training = tuple(broadcast_dims), not deterministic
+
+    def forward(self, x, deterministic=None):
+        is_still = not self.training if deterministic is None else deterministic
+        if is_still or not self.broadcast_dims:
+            return F.dropout(x, self.p, not is_still)
+        dims = {dim % x.ndim for dim in self.broadcast_dims}
+        shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
+        return x * F.dropout(x.new_ones(shape), self.p)
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention of several heads with Flax's arguments and layouts."""
+
+    def __init__(
+        self, num_heads, in_features, qkv_features=None, out_features=None, dropout_rate=0.0,
+        deterministic=False, kernel_init=None, out_kernel_init=None, bias_init=None,
+        out_bias_init=None, use_bias=True, decode=False,
+    ):  # fmt: skip
+        super().__init__()
+        if decode:
+            raise ValueError("a cache of keys and values")
+        width = qkv_features or in_features
+        heads = (num_heads, width // num_heads)
+        inits = {"use_bias": use_bias, "kernel_init": kernel_init, "bias_init": bias_init}
+        self.query = LinearGeneral(in_features, heads, **inits)
+        self.key = LinearGeneral(in_features, heads, **inits)
+        self.value = LinearGeneral(in_features, heads, **inits)
+        self.out = LinearGeneral(
+            heads, out_features or in_features, (-2, -1), use_bias, out_kernel_init or kernel_init,
+            out_bias_init or bias_init,
+        )  # fmt: skip
+        self.dropout_rate, self.training = dropout_rate, not deterministic
+
+    def forward(
+        self, inputs_q, inputs_k=None, inputs_v=None, *, mask=None, deterministic=None, decode=False
+    ):
+        if decode:
+            raise ValueError("a cache of keys and values")
+        inputs_k = inputs_q if inputs_k is None else inputs_k
+        inputs_v = inputs_k if inputs_v is None else inputs_v
+        q, k, v = self.query(inputs_q), self.key(inputs_k), self.value(inputs_v)
+        weights = torch.einsum("...qhd,...khd->...hqk", q / math.sqrt(q.shape[-1]), k)
+        if mask is not None:
+            weights = torch.where(mask.bool(), weights, torch.finfo(weights.dtype).min)
+        weights = weights.softmax(-1)
+        is_still = not self.training if deterministic is None else deterministic
+        if self.dropout_rate and not is_still:
+            weights = weights * F.dropout(weights.new_ones(weights.shape[-2:]), self.dropout_rate)
+        return self.out(torch.einsum("...hqk,...khd->...qhd", weights, v))
+
+
+class Function(nn.Module):
+    """A function in the place of a layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+class Sequential(nn.ModuleList):
+    """Layers and functions that are called one after the other."""
+
+    source_path = ("layers",)
+
+    def __init__(self, *parts):
+        super().__init__(item if isinstance(item, nn.Module) else Function(item) for item in parts)
+
+    def forward(self, x):
+        for part in self:
+            x = part(x)
+        return x
+
+
+def max_pool(x, window_shape, strides=None, padding="VALID"):
+    """Returns the largest elements of windows, with the channels last."""
+    strides = strides or (1,) * len(window_shape)
+    pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(window_shape) - 1]
+    x = pad(x.movedim(-1, 1), pads_of(x, window_shape, strides, padding), value=-torch.inf)
+    return pool(x, window_shape, strides).movedim(1, -1)
+
+
+def avg_pool(x, window_shape, strides=None, padding="VALID"):
+    """Returns the means of windows, with the channels last; elements put at the ends count."""
+    strides = strides or (1,) * len(window_shape)
+    pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(window_shape) - 1]
+    x = pad(x.movedim(-1, 1), pads_of(x, window_shape, strides, padding))
+    return pool(x, window_shape, strides).movedim(1, -1)
+
+
+def set_at(x, index, value):
+    """Returns an array with other elements at an index."""
+    x = x.clone()
+    x[index] = value
+    return x
+
+
+def add_at(x, index, value):
+    """Returns an array with a value added at an index."""
+    if isinstance(index, torch.Tensor):  # of which several may be the same
+        return x.index_put((index,), torch.as_tensor(value, dtype=x.dtype), accumulate=True)
+    if any(isinstance(item, torch.Tensor) for item in (index if isinstance(index, tuple) else ())):
+        raise ValueError("tensors beside other indices")
+    x = x.clone()
+    x[index] += value
+    return x
+
+
+def make_causal_mask(x):
+    """Returns a mask that lets each place of sequences attend to those before it, and itself."""
+    length = x.shape[-1]
+    mask = torch.ones(length, length, device=x.device).tril()
+    return mask.expand(*x.shape[:-1], 1, length, length)
+
+
+def resize(x, shape, method):
+    """Returns images of another size, with the channels last."""
+    modes = {"nearest": "nearest-exact", "linear": "bilinear", "bilinear": "bilinear"}
+    is_nearest = method == "nearest"
+    y = F.interpolate(
+        x.movedim(-1, 1), shape[1:-1], mode=modes[method], antialias=not is_nearest,
+        align_corners=None if is_nearest else False,
+    )  # fmt: skip
+    return y.movedim(1, -1)

@@ -1,0 +1,112 @@
+"""The table of layers: Flax's classes, and what a file for PyTorch has in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn import initializers
+
+from fmapper_translate.torch import layers as torch_layers
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The counterpart of a class of Flax.
+
+    Attributes:
+        name: The class, as the file names it; it takes Flax's arguments.
+        attributes: Flax's attributes -> those of this one.
+    """
+
+    name: str
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def arrays(self) -> Mapping[str, str]:
+        """Flax's names of its arrays -> its own."""
+        known = getattr(getattr(torch_layers, self.name, None), "source_arrays", {})
+        return {theirs: ours for ours, (theirs, _) in known.items()}
+
+
+_OF_LINEAR = {"kernel": "weight"}
+LAYERS: dict[type, Layer] = {
+    nnx.Linear: Layer("Linear"),
+    nnx.LinearGeneral: Layer("LinearGeneral"),
+    nnx.Embed: Layer("Embed"),
+    nnx.Conv: Layer("Conv"),
+    nnx.ConvTranspose: Layer("ConvTranspose"),
+    nnx.LayerNorm: Layer("LayerNorm", {"epsilon": "eps"}),
+    nnx.RMSNorm: Layer("RMSNorm", {"epsilon": "eps"}),
+    nnx.GroupNorm: Layer("GroupNorm"),
+    nnx.BatchNorm: Layer("BatchNorm"),
+    nnx.Dropout: Layer("Dropout", {"rate": "p"}),
+    nnx.MultiHeadAttention: Layer("MultiHeadAttention"),
+    nnx.Sequential: Layer("Sequential"),
+    nnx.List: Layer("nn.ModuleList"),
+    nnx.Dict: Layer("nn.ModuleDict"),
+}
+# Arguments of layers that say how they compute; the file computes in the precision of its arrays.
+SETTINGS = frozenset({
+    "dtype", "param_dtype", "precision", "dot_general", "dot_general_cls", "conv_general_dilated",
+    "promote_dtype", "axis_name", "axis_index_groups", "preferred_element_type",
+    "use_fast_variance",    "force_fp32_for_softmax", "keep_rngs", "rng_collection",
+})  # fmt: skip
+_DEFAULTS = (None, jnp.float32, "float32", "default", True, False, "dropout")
+
+# Functions that return initializers -> the file's; and initializers -> the code for the file's.
+_SAME = (
+    "variance_scaling", "lecun_normal", "lecun_uniform", "he_normal", "he_uniform",
+    "xavier_normal", "xavier_uniform", "zeros_init", "ones_init",
+)  # fmt: skip
+INITIALIZERS: dict[Any, str] = {
+    **{getattr(initializers, name, getattr(nnx.initializers, name, None)): name for name in _SAME},
+    nnx.initializers.zeros_init: "zeros_init",
+    nnx.initializers.ones_init: "ones_init",
+    initializers.normal: "normal_init",
+    initializers.truncated_normal: "trunc_normal_init",
+    initializers.uniform: "uniform_init",
+    initializers.constant: "constant_init",
+    initializers.orthogonal: "orthogonal_init",
+}
+DRAWN: dict[Any, str] = {initializers.zeros: "zeros_init()", initializers.ones: "ones_init()"}
+
+
+def layer_of(cls: Any) -> Layer | None:
+    """Returns what stands for a class; None for a class of the model's own."""
+    return LAYERS.get(cls) if isinstance(cls, type) else None
+
+
+def base_of(cls: type) -> Layer | None:
+    """Returns what stands for the first of a class and its bases for which something does."""
+    return next((LAYERS[base] for base in cls.__mro__ if base in LAYERS), None)
+
+
+def is_setting(name: str | None, values: list[Any]) -> bool:
+    """Returns whether an argument of a layer says only that it computes as a file does."""
+    return name in SETTINGS and all(value in _DEFAULTS for value in values)
+
+
+def is_library_module(cls: Any) -> bool:
+    """Returns whether a class is a module of Flax itself."""
+    is_module = isinstance(cls, type) and issubclass(cls, nnx.Module)
+    return is_module and cls.__module__.partition(".")[0] == "flax"
+
+
+def is_initializer(function: Any) -> bool:
+    """Returns whether something is an initializer of JAX's: a function of a key and a shape."""
+    module = getattr(function, "__module__", "") or ""
+    return function in DRAWN or (
+        module == "jax._src.nn.initializers" and getattr(function, "__name__", "") == "init"
+    )
+
+
+def is_random(value: Any) -> bool:
+    """Returns whether something is for random numbers, which PyTorch keeps itself."""
+    if isinstance(value, nnx.Rngs | nnx.RngStream | nnx.RngState):
+        return True
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

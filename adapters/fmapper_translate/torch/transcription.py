@@ -1,0 +1,124 @@
+"""A model of Flax NNX as a file for PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from fmapper.checkpoints import Rules
+from fmapper.translation.source import format_code
+from fmapper_translate.functions import Function
+from fmapper_translate.recording import record
+from fmapper_translate.sources.nnx import NnxSource
+from fmapper_translate.torch.files import File
+from fmapper_translate.torch.tables import is_library_module, is_random
+from fmapper_translate.torch.witness import functions_that_differ
+from fmapper_translate.transcription import Transcription
+from fmapper_translate.walk.errors import NotTranscribed
+from fmapper_translate.walk.witness import run_file
+
+Inputs = tuple[Any, ...]
+
+
+def from_nnx(
+    model: Any,
+    inputs: Inputs | list[Inputs],
+    arguments: tuple[Sequence[Any], Mapping[str, Any]] | None,
+    options: Mapping[str, Any] | None,
+) -> Transcription:
+    """Writes a module of NNX as a file for PyTorch; see `transcribe`."""
+    if not isinstance(model, nnx.Module):
+        raise NotTranscribed(
+            f"{type(model).__name__} is neither a module of PyTorch nor of Flax NNX"
+        )
+    cls = type(model)
+    if is_library_module(cls):
+        raise NotTranscribed(
+            f"{cls.__name__} is Flax's own: only classes of a model are transcribed"
+        )
+    args, kwargs = _arguments(model) if arguments is None else arguments
+    takes_rngs = "rngs" in inspect.signature(cls.__init__).parameters
+
+    def make() -> Any:
+        made = cls(*args, **kwargs, **({"rngs": nnx.Rngs(0)} if takes_rngs else {}))
+        nnx.update(made, nnx.state(model, nnx.Not(nnx.RngState)))
+        return made
+
+    examples = inputs if isinstance(inputs, list) else [inputs]
+    calls = [functools.partial(_call, example, options or {}) for example in examples]
+    recording, twin = record(NnxSource(), make, calls)
+    file = File(recording, twin)
+    weights = _weights(model)
+
+    def differ(code: str, example: str) -> dict[Function, str]:
+        return functions_that_differ(code, example, recording, weights, examples, options or {})
+
+    title = f"{cls.__name__} for PyTorch, transcribed from {cls.__module__}"
+    code, example = file.write(title, args, kwargs, differ)
+    rules = _rules(code, example, weights)
+    return Transcription(
+        format_code(code), cls.__name__, example, weights, {}, rules=rules, target="torch"
+    )
+
+
+def _call(inputs: Inputs, options: Mapping[str, Any], model: Any) -> object:
+    return model(*inputs, **options)
+
+
+def _arguments(model: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Returns what the constructor of a model was given, as far as its attributes say that.
+
+    Raises:
+        NotTranscribed: A parameter without default is not an attribute.
+    """
+    cls = type(model)
+    parameters = inspect.signature(cls.__init__).parameters
+    names = [name for name in parameters if name not in ("self", "rngs")]
+    lacking = [
+        name
+        for name in names
+        if parameters[name].default is inspect.Parameter.empty
+        and (not hasattr(model, name) or isinstance(getattr(model, name), nnx.Module))
+    ]
+    if lacking:
+        raise NotTranscribed(
+            f"{cls.__name__}: the model does not say what {', '.join(lacking)} was. "
+            "Give `arguments`"
+        )
+    return (), {
+        name: value
+        for name in names
+        if not isinstance(value := getattr(model, name, model), nnx.Module)
+    }
+
+
+def _weights(model: Any) -> dict[str, Any]:
+    """Returns the arrays of a model by name, those that are shared once."""
+    return {
+        ".".join(map(str, path)): value.get_raw_value()
+        for path, value in nnx.iter_graph(model)
+        if isinstance(value, nnx.Variable) and not is_random(value)
+    }
+
+
+def _rules(code: str, example: str, weights: Mapping[str, Any]) -> Rules:
+    """Returns the rules from the state of the model to the state dict of the file's."""
+    space = run_file(code)
+    model = eval(example, space)
+    names = {id(tensor): name for name, tensor in
+             [*model.named_buffers(), *model.named_parameters()]}  # fmt: skip
+    places = {
+        name: (names[id(tensor)], axes) for name, tensor, axes in space["named_arrays"](model)
+    }
+
+    def rename(state: Mapping[str, Any]) -> dict[str, Any]:
+        named = [(places[name], array) for name, array in state.items()]
+        return {key: array.transpose(axes) if axes else array for (key, axes), array in named}
+
+    saved = {name: jax.device_get(value) for name, value in weights.items()}
+    return Rules(Rules.record(rename, saved, backend="numpy"))

@@ -1,0 +1,148 @@
+"""Functions of a file beside those of the source: what both give in the same calls."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fmapper.verification.files.conditions import LIMITS
+from fmapper_translate.functions import Function
+from fmapper_translate.recording import Activation, Recording
+from fmapper_translate.walk.errors import NotTranscribed
+
+Results = dict[Function, list[Any]]
+
+
+def run_file(*codes: str) -> dict[str, Any]:
+    """Runs a file as a module, and returns its names.
+
+    Raises:
+        NotTranscribed: It raised an error.
+    """
+    net = types.ModuleType("transcribed")
+    sys.modules[net.__name__] = net  # where dataclasses look their names up
+    try:
+        exec("\n\n".join(codes), vars(net))
+    except Exception as error:  # the file is new code, which may raise anything
+        raise NotTranscribed(f"the file cannot be loaded: {error}") from error
+    return vars(net)
+
+
+class Watch:
+    """Watches the functions of a file.
+
+    Args:
+        space: The names of the file, whose functions are replaced by ones that are watched.
+        recording: What the source did.
+        new_names: Names of methods -> those in the file.
+        keep: Returns a result as it is kept.
+
+    Attributes:
+        results: What each function returned, each time.
+    """
+
+    def __init__(
+        self,
+        space: dict[str, Any],
+        recording: Recording,
+        new_names: Mapping[str, str],
+        keep: Callable[[Any], Any] = lambda result: result,
+    ) -> None:
+        self.results: Results = defaultdict(list)
+        self._recording = recording
+        self._keep = keep
+        self._callers: dict[Function, set[Function]] = defaultdict(set)
+        self._stack: list[Function] = []
+        for function in recording.functions:
+            name = new_names.get(function.name, function.name) if function.owner else function.name
+            place = space if function.owner is None else space.get(function.owner.__name__)
+            known = vars(place).get(name) if isinstance(place, type) else space.get(name)
+            if function.owner is None and inspect.isfunction(known):
+                space[name] = self._watch(function, known)
+            elif isinstance(place, type) and inspect.isfunction(known) and name != "__init__":
+                setattr(place, name, self._watch(function, known))
+
+    def _watch(self, function: Function, target: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(target)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._stack:
+                self._callers[self._stack[-1]].add(function)
+            at = len(self.results[function])
+            self.results[function].append(None)
+            self._stack.append(function)
+            result = target(*args, **kwargs)
+            self._stack.pop()
+            self.results[function][at] = self._keep(result)
+            return result
+
+        return call
+
+    def begin(self) -> None:
+        """Forgets what ran when the model was made."""
+        for returned in self.results.values():
+            returned.clear()
+
+    def failure(self, error: Exception) -> dict[Function, str]:
+        """Returns the function that raised an error, with the reason.
+
+        Raises:
+            NotTranscribed: It was raised outside of all, as when the model is made.
+        """
+        first = next(iter(str(error).splitlines()), "")
+        if not self._stack:
+            reason = f"{type(error).__name__}: {first}"
+            raise NotTranscribed(f"the model of the file cannot be made: {reason}") from error
+        return {self._stack[-1]: f"it does not run: {type(error).__name__}: {first}"}
+
+    def compare(self, numbers: Callable[[Any], Any]) -> dict[Function, str]:
+        """Returns the functions whose results differ, and none that they call, with the reason.
+
+        Args:
+            numbers: See `agree`.
+        """
+        recorded: dict[Function, list[Activation]] = defaultdict(list)
+        for activation in self._recording.activations[self._recording.made :]:
+            recorded[activation.function].append(activation)
+        wrong = {
+            function
+            for function, returned in self.results.items()
+            for ours, theirs in zip(returned, recorded[function], strict=False)
+            if not agree(ours, theirs.snapshot, numbers)
+        }
+        return {
+            function: "its statements give something else"
+            for function in wrong
+            if not self._callers[function] & wrong - {function}
+        }
+
+
+def agree(ours: Any, theirs: Any, numbers: Callable[[Any], Any]) -> bool:
+    """Returns whether arrays of a result are those of the other, as far as both are arrays.
+
+    Args:
+        ours: A result of the file.
+        theirs: A result of the source.
+        numbers: Returns a framework's array as one of NumPy, and something else as it is.
+    """
+    if isinstance(theirs, tuple | list):
+        same = isinstance(ours, tuple | list) and len(ours) == len(theirs)
+        return same and all(agree(a, b, numbers) for a, b in zip(ours, theirs, strict=True))
+    if isinstance(theirs, dict):
+        ours = ours if isinstance(ours, dict) else vars(ours)
+        return all(agree(ours.get(name), value, numbers) for name, value in theirs.items())
+    ours, theirs = numbers(ours), numbers(theirs)
+    if not isinstance(theirs, np.ndarray):
+        return True
+    if not isinstance(ours, np.ndarray) or ours.shape != theirs.shape:
+        return False
+    wanted = theirs.astype(np.complex128)
+    apart = np.abs(np.where(wanted == ours, 0, ours - wanted)).max(initial=0)
+    finite = np.abs(wanted[np.isfinite(wanted)]).max(initial=1e-6)
+    return bool(apart <= LIMITS["outputs"] * finite)

@@ -1,0 +1,187 @@
+"""MLP for PyTorch, transcribed from models.nnx_repositories.mlp"""
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from collections.abc import Sequence
+from torch import nn
+
+
+class Dropout(nn.Dropout):
+    """Dropout with Flax's arguments."""
+
+    def __init__(self, rate, broadcast_dims=(), deterministic=False):
+        super().__init__(rate)
+        self.broadcast_dims, self.training = tuple(broadcast_dims), not deterministic
+
+    def forward(self, x, deterministic=None):
+        is_still = not self.training if deterministic is None else deterministic
+        if is_still or not self.broadcast_dims:
+            return F.dropout(x, self.p, not is_still)
+        dims = {dim % x.ndim for dim in self.broadcast_dims}
+        shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
+        return x * F.dropout(x.new_ones(shape), self.p)
+
+
+def fill(layer, name, init):
+    """Gives an array of a layer the values of an initializer, if the layer has it."""
+    array = getattr(layer, name)
+    if array is None:
+        return
+    _, axes = getattr(layer, "source_arrays", {}).get(name, (name, None))
+    axes = axes or tuple(range(array.ndim))
+    shape = [array.shape[axes.index(axis)] for axis in range(array.ndim)]
+    with torch.no_grad():
+        array.copy_(init(shape).permute(axes))
+
+
+def ones_init():
+    """Returns an initializer that gives ones."""
+    return torch.ones
+
+
+def zeros_init():
+    """Returns an initializer that gives zeros."""
+    return torch.zeros
+
+
+class LayerNorm(nn.LayerNorm):
+    """Normalisation of the last dimension with Flax's arguments."""
+
+    source_arrays = {"weight": ("scale", None)}
+
+    def __init__(
+        self,
+        num_features,
+        epsilon=1e-6,
+        use_bias=True,
+        use_scale=True,
+        bias_init=None,
+        scale_init=None,
+    ):
+        super().__init__(num_features, eps=epsilon, bias=use_bias)
+        fill(self, "weight", scale_init or ones_init())
+        fill(self, "bias", bias_init or zeros_init())
+        if not use_scale:
+            self.weight = None
+
+
+def lecun_normal(in_axis=-2, out_axis=-1):
+    """Returns an initializer for layers that keep variances."""
+    return variance_scaling(1.0, "fan_in", "truncated_normal", in_axis, out_axis)
+
+
+class Linear(nn.Linear):
+    """A linear layer with Flax's arguments and initial values."""
+
+    source_arrays = {"weight": ("kernel", (1, 0))}
+
+    def __init__(self, in_features, out_features, use_bias=True, kernel_init=None, bias_init=None):
+        super().__init__(in_features, out_features, bias=use_bias)
+        fill(self, "weight", kernel_init or lecun_normal())
+        fill(self, "bias", bias_init or zeros_init())
+
+
+def he_normal(in_axis=-2, out_axis=-1):
+    """Returns an initializer for layers before rectifiers."""
+    return variance_scaling(2.0, "fan_in", "truncated_normal", in_axis, out_axis)
+
+
+def named_arrays(module, path=()):
+    """Yields the name of each array in the source, the tensor, and its axes there."""
+    names = getattr(module, "source_arrays", {})
+    for key, tensor in module.state_dict(keep_vars=True).items():
+        if "." not in key:
+            name, axes = names.get(key, (key, None))
+            yield ".".join((*path, name)), tensor, axes
+    inner = (*path, *getattr(module, "source_path", ()))
+    for key, part in module.named_children():
+        yield from named_arrays(part, (*inner, key))
+
+
+def variance_scaling(scale, mode, distribution, in_axis=-2, out_axis=-1):
+    """Returns an initializer whose variance depends on how many inputs and outputs there are."""
+
+    def init(shape):
+        fan_in, fan_out = (math.prod(shape) / shape[axis] for axis in (out_axis, in_axis))
+        fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
+        std = math.sqrt(scale / max(1.0, fans[mode]))
+        if distribution == "uniform":
+            return (torch.rand(shape) * 2 - 1) * math.sqrt(3) * std
+        if distribution == "normal":
+            return torch.randn(shape) * std
+        return trunc_normal_init(std / 0.87962566103423978)(shape)
+
+    return init
+
+
+def trunc_normal_init(stddev=1e-2, lower=-2.0, upper=2.0):
+    """Returns an initializer that draws from a normal distribution between two deviations."""
+    return lambda shape: nn.init.trunc_normal_(torch.empty(shape), a=lower, b=upper) * stddev
+
+
+ACTIVATIONS = {"relu": F.relu, "gelu": partial(F.gelu, approximate="tanh"), "tanh": torch.tanh}
+
+
+class MLP(nn.Module):
+    def __init__(
+        self,
+        din: int,
+        hidden: Sequence[int],
+        dout: int,
+        activation: str = "relu",
+        dropout: float = 0.1,
+    ):
+        super().__init__()
+        sizes = [din, *hidden]
+        self.layers = nn.ModuleList(
+            (Linear(sizes[i], sizes[i + 1], kernel_init=he_normal()) for i in range(len(hidden)))
+        )
+        self.norm = LayerNorm(sizes[-1])
+        self.dropout = Dropout(dropout)
+        self.out = Linear(sizes[-1], dout)
+        self.activation = ACTIVATIONS[activation]
+        # scales what the network adds
+        self.gain = nn.Parameter(torch.full((dout,), 0.5))
+
+    def forward(self, x, *, deterministic: bool = False):
+        for i, layer in enumerate(self.layers):
+            y = self.activation(layer(x))
+            x = x + y if i > 0 else y
+        x = self.norm(x)
+        if not deterministic:
+            x = self.dropout(x)
+        return self.out(x) * self.gain
+
+
+def load_weights(model, state):
+    """Fills a model with the arrays of the source's state, by name; returns it.
+
+    Raises:
+        ValueError: Arrays are missing or left over, or have another shape.
+    """
+    arrays, filled = dict(state), set()
+    for name, tensor, axes in named_arrays(model):
+        if name in arrays:
+            array = torch.as_tensor(arrays.pop(name))
+            array = array if axes is None else array.permute(axes)
+            if array.shape != tensor.shape:
+                raise ValueError(f"{name}: {tuple(array.shape)} instead of {tuple(tensor.shape)}")
+            with torch.no_grad():
+                tensor.copy_(array)
+            filled.add(id(tensor))
+    missing = [name for name, tensor, _ in named_arrays(model) if id(tensor) not in filled]
+    if missing or arrays:
+        raise ValueError(f"missing: {missing}; left over: {[*arrays]}")
+    return model
+
+
+def source_state(model):
+    """Returns the arrays of a model by their names in the source, in its layouts."""
+    state = {}
+    for name, tensor, axes in named_arrays(model):
+        back = axes and [axes.index(axis) for axis in range(tensor.ndim)]
+        state[name] = tensor.detach().permute(back) if back else tensor.detach()
+    return state

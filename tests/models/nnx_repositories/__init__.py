@@ -1,0 +1,1 @@
+"""Models of Flax NNX as repositories write them; each module has `build`."""

@@ -1,0 +1,202 @@
+"""Files for PyTorch that are transcribed from the source of models of NNX."""
+
+import importlib
+import pathlib
+from dataclasses import dataclass
+
+import pytest
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+from fmapper import state  # noqa: E402
+from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
+
+CORPUS = ("mlp", "cnn", "gpt", "vit", "resnet", "unet", "mixer", "llama")
+GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "transcribed"
+
+
+@dataclass
+class Config:
+    """The sizes of the model below."""
+
+    width: int = 4
+    depth: int = 2
+
+
+class Block(nnx.Module):
+    """Adds what a layer gives."""
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+        self.linear = nnx.Linear(config.width, config.width, dtype=None, rngs=rngs)
+        self.dropout = nnx.Dropout(0.25, rngs=rngs)
+        self.scale = nnx.Param(jnp.full((config.width,), 0.5))  # of what is added
+        self.calls = nnx.BatchStat(jnp.zeros(()))
+
+    def __call__(self, x):
+        self.calls[...] += 1.0
+        # the mean is over all but the features
+        y = jnp.tanh(self.linear(x)) - jnp.mean(x, axis=(0, 1), keepdims=True)
+        x += self.dropout(y) * self.scale
+        return x.at[:, 0].set(1.0)
+
+
+class Model(nnx.Module):
+    def __init__(self, config, classes=3, *, rngs: nnx.Rngs):
+        self.config = config
+        self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.depth)])
+        self.norm = nnx.LayerNorm(config.width, rngs=rngs)
+        self.head = nnx.Linear(config.width, classes, rngs=rngs)
+
+    def __call__(self, x):
+        for i, block in enumerate(self.blocks):
+            x = block(x) * (i + 1)
+        if x.shape[1] > 9:
+            raise ValueError("it is too long")
+        return self.head(self.norm(x))
+
+
+def run(made):
+    """The names of a file, and the model that it makes as its source was made."""
+    space = {}
+    exec(made.code, space)
+    model = eval(made.example, space)
+    weights = {name: torch.from_numpy(np.array(x)) for name, x in made.weights.items()}
+    return space, space["load_weights"](model, weights).eval()
+
+
+@pytest.fixture(scope="module")
+def transcribed():
+    model = Model(Config(), rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (2, 5, 4))
+    made = transcribe(model, (x,), ((Config(),), {}))
+    model.eval()
+    return model, x, made, *run(made)
+
+
+def test_the_file_gives_what_its_model_gives_and_leaves_its_input_alone(transcribed):
+    model, x, _, _, twin = transcribed
+    given = torch.from_numpy(np.array(x))
+    assert np.allclose(twin(given).detach().numpy(), model(x), atol=1e-6)
+    assert np.array_equal(given.numpy(), x)
+
+
+def test_the_statements_are_those_of_the_source(transcribed):
+    for line in (
+        "    def __init__(self, config: Config):\n        super().__init__()\n"
+        "        self.linear = Linear(config.width, config.width)",
+        "nn.Parameter(torch.full((config.width,), 0.5))  # of what is added",
+        "        # the mean is over all but the features\n        y = torch.tanh(self.linear(x))",
+        "        x = x + self.dropout(y) * self.scale\n",
+        "    def __init__(self, config, classes=3):",
+        "nn.ModuleList([Block(config) for _ in range(config.depth)])",
+        "        for i, block in enumerate(self.blocks):\n            x = block(x) * (i + 1)\n",
+        "        if x.shape[1] > 9:\n            raise ValueError('it is too long')",
+    ):
+        assert line.replace("'", '"') in transcribed[2].code
+
+
+def test_the_top_class_takes_the_sources_arguments_and_trains(transcribed):
+    *_, space, _ = transcribed
+    model = space["Model"](space["Config"](width=6, depth=3), classes=2)
+    assert model(torch.ones(3, 7, 6)).shape == (3, 7, 2)
+    model(torch.randn(3, 7, 6)).square().sum().backward()
+    assert float(model.blocks[2].linear.weight.grad.abs().max()) > 0
+    assert float(model.blocks[2].calls) == 2
+
+
+def test_weights_go_to_the_file_and_back_by_rules(transcribed):
+    *_, made, _, twin = transcribed
+    arrays = {name: np.array(x) for name, x in made.weights.items()}
+    there = made.rules.apply(arrays)
+    assert there.keys() == twin.state_dict().keys()
+    assert all(np.array_equal(there[n], x.numpy()) for n, x in twin.state_dict().items()
+               if "calls" not in n)  # fmt: skip
+    back = made.rules.inverse().apply(there)
+    assert all(np.array_equal(back[name], x) for name, x in arrays.items())
+
+
+def test_the_state_of_a_file_has_the_names_of_the_source(transcribed):
+    model, _, _, space, twin = transcribed
+    names = {name for name in state(model) if ".rngs." not in name}
+    assert space["source_state"](twin).keys() == names
+
+
+class Outer(nnx.Module):
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, x):
+        return self.function(x)
+
+
+class Running(Outer):
+    def __call__(self, x):
+        return jax.lax.scan(lambda carry, row: (carry + row, carry), x[0], x)[1]
+
+
+class Sorting(Outer):
+    def __call__(self, x):
+        return jnp.sort(x, descending=True)
+
+
+class Unknown(Outer):
+    def __call__(self, x):
+        return jnp.unwrap(x)
+
+
+class Half(nnx.Module):
+    def __init__(self, *, rngs):
+        self.linear = nnx.Linear(3, 3, dtype=jnp.bfloat16, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Running(None), r"Running.__call__: .*jax.lax.scan has no counterpart"),
+        (Sorting(None), r"Sorting.__call__: .*jnp.sort.*unexpected keyword argument 'descending'"),
+        (Unknown(None), r"Unknown.__call__: .*jnp.unwrap has no counterpart"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(model, reason):
+    with pytest.raises(NotTranscribed, match=reason):
+        transcribe(model, (jnp.ones((4, 3)),), ((None,), {}))
+
+
+def test_layers_in_another_precision_are_refused():
+    with pytest.raises(NotTranscribed, match=r"Half.__init__: .*dtype=jnp.bfloat16"):
+        transcribe(Half(rngs=nnx.Rngs(0)), (jnp.ones((4, 3)),), ((), {}))
+
+
+def test_a_target_without_a_transcriber_is_refused():
+    with pytest.raises(NotTranscribed, match="is not a model that is transcribed for equinox"):
+        transcribe(Outer(jnp.tanh), (jnp.ones(3),), target="equinox")
+
+
+def test_models_that_are_flaxs_own_are_refused():
+    model = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(0)))
+    with pytest.raises(NotTranscribed, match="Sequential is Flax's own"):
+        transcribe(model, (jnp.ones((2, 3)),))
+
+
+def build(name):
+    return importlib.import_module(f"models.nnx_repositories.{name}").build()
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:.*access is now deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", CORPUS)
+def test_files_of_the_corpus_are_their_golden_ones_and_are_proved(name):
+    model, inputs, arguments = build(name)
+    made = transcribe(model, inputs, arguments)
+    assert made.code == (GOLDEN / f"{name}.py").read_text()
+    first = inputs[0] if isinstance(inputs, list) else inputs
+    proof = made.prove(model, first)
+    assert proof, proof
