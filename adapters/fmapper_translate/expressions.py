@@ -256,6 +256,10 @@ class Expressions(walk.Expressions):
         if isinstance(node.func, ast.Attribute) and layers.is_forward(callee):  # of a base
             call = ast.Attribute(self.code(node.func.value), "__call__", ast.Load())
             return self.plain_call(node, call, [])
+        if (getattr(callee, "__module__", None) or "").startswith("einops."):
+            return self.plain_call(node, self.code(node.func))
+        if callee is nn.utils.weight_norm:
+            return self.plain_call(node, expr("weight_norm"))
         if callee is nn.functional.interpolate:
             kept = [key for key in node.keywords if key.arg not in _UNUSED]
             return self.plain_call(ast.Call(node.func, node.args, kept), expr("interpolate"))

@@ -28,7 +28,8 @@ from fmapper_translate.walk.files import name_of
 _IMPORTS = {
     "jax": "import jax", "jnp": "import jax.numpy as jnp", "np": "import numpy as np",
     "nnx": "from flax import nnx", "partial": "from functools import partial",
-    "functools": "import functools", "math": "import math", "operator": "import operator",
+    "einops": "import einops", "functools": "import functools",
+    "math": "import math", "operator": "import operator",
     "SimpleNamespace": "from types import SimpleNamespace",
     "Any": "from typing import Any", "dataclass": "from dataclasses import dataclass",
     "field": "from dataclasses import field",

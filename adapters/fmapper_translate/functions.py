@@ -21,6 +21,7 @@ _LIBRARIES = (
     "jax",
     "flax",
     "optax",
+    "einops",
     "numpy",
     "huggingface_hub",
     "fmapper",
@@ -93,8 +94,8 @@ def is_of_model(file: str) -> bool:
 
 
 def is_standard(module: str) -> bool:
-    """Returns whether a module is of Python, or one that files import as they are: NumPy."""
-    return module.partition(".")[0] in (*sys.stdlib_module_names, "numpy")
+    """Returns whether a module is of Python, or one that files import as they are."""
+    return module.partition(".")[0] in (*sys.stdlib_module_names, "numpy", "einops")
 
 
 def functions_that_run(

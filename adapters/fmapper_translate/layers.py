@@ -124,6 +124,8 @@ IGNORED = frozenset({"inplace", "device", "dtype", "track_running_stats", "requi
 
 def layer_of(cls: Any) -> Layer | None:
     """Returns what stands for a class; None for a class of the model's own."""
+    if isinstance(cls, type) and cls.__module__ == "einops.layers.torch":
+        return Layer(cls.__name__, takes_rngs=False) if hasattr(flax_layers, cls.__name__) else None
     return LAYERS.get(cls) if isinstance(cls, type) else None
 
 

@@ -170,3 +170,37 @@ def test_cells_and_arrays_that_some_modules_have_are_those_of_the_source():
     assert not made.fallen
     result = run(made, model, x, steps)[1]
     assert jnp.allclose(result, model(x, steps).detach().numpy(), atol=1e-5)
+
+
+Rearrange = rearrange = None  # of einops, where it is installed
+
+
+class Patches(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.split = Rearrange("b c (n p) -> b n (p c)", p=2)
+        self.conv = nn.utils.weight_norm(nn.Conv1d(3, width, 2))
+        self.linear = nn.utils.weight_norm(nn.Linear(4, width), dim=1)
+
+    def forward(self, x):
+        y = rearrange(self.split(x), "b n c -> b c n")
+        z = rearrange(self.conv(y[:, 1:]), "b c n -> b n c")
+        return self.linear(self.split(x)) + z
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+def test_patterns_of_einops_stay_and_lengths_of_weights_are_arrays(monkeypatch):
+    einops = pytest.importorskip("einops")
+    layers = pytest.importorskip("einops.layers.torch")
+    monkeypatch.setitem(globals(), "rearrange", einops.rearrange)
+    monkeypatch.setitem(globals(), "Rearrange", layers.Rearrange)
+    torch.manual_seed(0)
+    model, x = Patches(5).eval(), torch.randn(2, 2, 4)
+    made = transcribe(model, (x,), ((5,), {}))
+    assert 'rearrange(self.split(x), "b n c -> b c n")' in made.code
+    assert "from einops import rearrange" in made.code
+    net, result = run(made, model, x)
+    assert jnp.allclose(result, model(x).detach().numpy(), atol=1e-5)
+    assert net.conv.weight_g.shape == (5, 1, 1)
+    assert net.linear.weight_g.shape == (1, 4)

@@ -7,7 +7,7 @@ functions that it takes along with them.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,11 @@ from flax import nnx
 
 from fmapper_translate.flax.weights import freeze, uniform_init
 
+if TYPE_CHECKING:
+    import einops  # which the files that name it have
 
-def repeat(size: Any, count: int) -> tuple[Any, ...]:
+
+def ntuple(size: Any, count: int) -> tuple[Any, ...]:
     """Returns a size for each dimension, where one may stand for all."""
     return (size,) * count if isinstance(size, int | float) else tuple(size)
 
@@ -64,7 +67,7 @@ class LayerNorm(nnx.LayerNorm):
     source_arrays = {"scale": ("weight", None)}
 
     def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, bias=True, *, rngs):
-        self.normalized_shape = repeat(normalized_shape, 1)
+        self.normalized_shape = ntuple(normalized_shape, 1)
         (features,) = self.normalized_shape
         has_bias = elementwise_affine and bias
         super().__init__(
@@ -84,21 +87,21 @@ class Conv1d(nnx.Conv):
     ):  # fmt: skip
         if padding_mode != "zeros":
             raise ValueError(f"{padding_mode} padding")
-        self.pads = padding if isinstance(padding, str) else repeat(padding, self.rank)
+        self.pads = padding if isinstance(padding, str) else ntuple(padding, self.rank)
         if isinstance(padding, str):
             pads = padding.upper()
         else:
-            pads = [(size, size) for size in repeat(padding, self.rank)]
-        window = repeat(kernel_size, self.rank)
+            pads = [(size, size) for size in ntuple(padding, self.rank)]
+        window = ntuple(kernel_size, self.rank)
         bound = (in_channels // groups * math.prod(window)) ** -0.5
         init = uniform_init(-bound, bound)
         super().__init__(
-            in_channels, out_channels, window, repeat(stride, self.rank), padding=pads,
-            kernel_dilation=repeat(dilation, self.rank), feature_group_count=groups, use_bias=bias,
+            in_channels, out_channels, window, ntuple(stride, self.rank), padding=pads,
+            kernel_dilation=ntuple(dilation, self.rank), feature_group_count=groups, use_bias=bias,
             kernel_init=init, bias_init=init, rngs=rngs,
         )  # fmt: skip
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.stride = repeat(stride, self.rank)
+        self.stride = ntuple(stride, self.rank)
 
     def __call__(self, x):
         return jnp.moveaxis(super().__call__(jnp.moveaxis(x, 1, -1)), -1, 1)
@@ -129,15 +132,15 @@ class ConvTranspose2d(nnx.ConvTranspose):
     ):  # fmt: skip
         if groups != 1:
             raise ValueError(f"{groups} groups")
-        windows = zip(repeat(dilation, 2), repeat(kernel_size, 2), strict=True)
+        windows = zip(ntuple(dilation, 2), ntuple(kernel_size, 2), strict=True)
         reach = [d * (k - 1) for d, k in windows]
-        pads = zip(reach, repeat(padding, 2), repeat(output_padding, 2), strict=True)
-        bound = (out_channels * math.prod(repeat(kernel_size, 2))) ** -0.5
+        pads = zip(reach, ntuple(padding, 2), ntuple(output_padding, 2), strict=True)
+        bound = (out_channels * math.prod(ntuple(kernel_size, 2))) ** -0.5
         init = uniform_init(-bound, bound)
         super().__init__(
-            in_channels, out_channels, repeat(kernel_size, 2), repeat(stride, 2),
+            in_channels, out_channels, ntuple(kernel_size, 2), ntuple(stride, 2),
             padding=[(r - p, r - p + more) for r, p, more in pads],
-            kernel_dilation=repeat(dilation, 2), use_bias=bias, transpose_kernel=True,
+            kernel_dilation=ntuple(dilation, 2), use_bias=bias, transpose_kernel=True,
             kernel_init=init, bias_init=init, rngs=rngs,
         )  # fmt: skip
 
@@ -204,8 +207,8 @@ class MaxPool2d(nnx.Module):
     """The largest values of windows of an image."""
 
     def __init__(self, kernel_size, stride=None, padding=0, *, ceil_mode=False):
-        self.window, self.strides = repeat(kernel_size, 2), repeat(stride or kernel_size, 2)
-        self.padding, self.ceil_mode = repeat(padding, 2), ceil_mode
+        self.window, self.strides = ntuple(kernel_size, 2), ntuple(stride or kernel_size, 2)
+        self.padding, self.ceil_mode = ntuple(padding, 2), ceil_mode
 
     def __call__(self, x):
         return max_pool(
@@ -234,8 +237,8 @@ class AvgPool2d(nnx.Module):
     def __init__(
         self, kernel_size, stride=None, padding=0, *, ceil_mode=False, count_include_pad=True
     ):
-        self.window, self.strides = repeat(kernel_size, 2), repeat(stride or kernel_size, 2)
-        self.padding, self.ceil_mode = repeat(padding, 2), ceil_mode
+        self.window, self.strides = ntuple(kernel_size, 2), ntuple(stride or kernel_size, 2)
+        self.padding, self.ceil_mode = ntuple(padding, 2), ceil_mode
         self.count_padding = count_include_pad
 
     def __call__(self, x):
@@ -249,7 +252,7 @@ class AdaptiveAvgPool1d(nnx.Module):
     """The means of a sequence's parts."""
 
     def __init__(self, output_size):
-        self.size = repeat(output_size, 1)
+        self.size = ntuple(output_size, 1)
 
     def __call__(self, x):
         if self.size == (1,):
@@ -261,7 +264,7 @@ class AdaptiveAvgPool2d(nnx.Module):
     """The means of an image's parts."""
 
     def __init__(self, output_size):
-        self.size = repeat(output_size, 2)
+        self.size = ntuple(output_size, 2)
 
     def __call__(self, x):
         if self.size == (1, 1):
@@ -275,7 +278,7 @@ class ConstantPad1d(nnx.Module):
     rank = 1
 
     def __init__(self, padding, value=0.0):
-        self.padding, self.value = repeat(padding, 2 * self.rank), value
+        self.padding, self.value = ntuple(padding, 2 * self.rank), value
 
     def __call__(self, x):
         starts, stops = self.padding[-2::-2], self.padding[::-2]
@@ -294,8 +297,8 @@ class Unfold(nnx.Module):
     """The windows of an image, a column for each."""
 
     def __init__(self, kernel_size, dilation=1, padding=0, stride=1):
-        self.window, self.dilation = repeat(kernel_size, 2), repeat(dilation, 2)
-        self.padding, self.strides = repeat(padding, 2), repeat(stride, 2)
+        self.window, self.dilation = ntuple(kernel_size, 2), ntuple(dilation, 2)
+        self.padding, self.strides = ntuple(padding, 2), ntuple(stride, 2)
 
     def __call__(self, x):
         y = jax.lax.conv_general_dilated_patches(
@@ -387,6 +390,26 @@ class PlainList(nnx.List):  # type: ignore[type-arg]
     is_plain = True
 
 
+class Rearrange(nnx.Module):
+    """An array in another order, by a pattern of einops."""
+
+    def __init__(self, pattern, **sizes):
+        self.pattern, self.sizes = pattern, tuple(sizes.items())
+
+    def __call__(self, x):
+        return einops.rearrange(x, self.pattern, **dict(self.sizes))
+
+
+class Reduce(nnx.Module):
+    """An array with fewer dimensions, by a pattern of einops."""
+
+    def __init__(self, pattern, reduction, **sizes):
+        self.pattern, self.reduction, self.sizes = pattern, reduction, tuple(sizes.items())
+
+    def __call__(self, x):
+        return einops.reduce(x, self.pattern, self.reduction, **dict(self.sizes))
+
+
 class Flatten(nnx.Module):
     """An array some of whose dimensions are one."""
 
@@ -402,8 +425,8 @@ def interpolate(x, size=None, scale_factor=None, mode="nearest", align_corners=N
     if mode not in ("nearest", "linear", "bilinear", "trilinear"):
         raise ValueError(f"interpolation of the mode {mode}")
     rank = x.ndim - 2
-    factors = repeat(scale_factor, rank) if size is None else (None,) * rank
-    sizes = repeat(size, rank) if size is not None else x.shape[2:]
+    factors = ntuple(scale_factor, rank) if size is None else (None,) * rank
+    sizes = ntuple(size, rank) if size is not None else x.shape[2:]
     for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
         old, count = x.shape[axis], new if factor is None else int(new * factor)
         step = old / count if factor is None else 1 / factor

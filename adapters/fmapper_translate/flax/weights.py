@@ -53,6 +53,27 @@ def initialize(variable, init, rngs):
     variable[...] = init(rngs.params(), variable.shape, variable.dtype)
 
 
+def weight_norm(layer, name="weight", dim=0):
+    """Has the array of a layer be a length for each row times a direction; returns the layer."""
+    kind = type(layer)
+    key, axes = next((k, axes) for k, (n, axes) in kind.source_arrays.items() if n == name)
+    array = getattr(layer, key)[...]
+    array = array if axes is None else array.transpose([axes.index(i) for i in range(array.ndim)])
+    rest = [axis for axis in range(array.ndim) if axis != dim]
+
+    def read(self):
+        direction = getattr(self, f"{name}_v")[...]
+        length = jnp.sqrt((direction**2).sum(rest, keepdims=True))
+        product = direction * (getattr(self, f"{name}_g")[...] / length)
+        return nnx.Param(product if axes is None else product.transpose(axes))
+
+    setattr(layer, f"{name}_g", nnx.Param(jnp.sqrt((array**2).sum(rest, keepdims=True))))
+    setattr(layer, f"{name}_v", nnx.Param(array))
+    delattr(layer, key)
+    object.__setattr__(layer, "__class__", type(kind.__name__, (kind,), {key: property(read)}))
+    return layer
+
+
 def array_of(layer, name):
     """Returns the array of a layer that has a name in the source."""
     keys = {theirs: key for key, (theirs, _) in getattr(layer, "source_arrays", {}).items()}

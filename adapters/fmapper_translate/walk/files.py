@@ -142,7 +142,9 @@ class File(ABC):
             return True
         module = getattr(value, "__module__", None)
         if isinstance(module, str) and is_standard(module):
-            self._imports[name] = f"from {module} import {getattr(value, '__name__', name)}"
+            own, top = getattr(value, "__name__", name), module.partition(".")[0]
+            module = top if getattr(sys.modules[top], own, None) is value else module
+            self._imports[name] = f"from {module} import {own}"
             return True
         try:
             self._constants[name] = text(literal(value))
