@@ -15,7 +15,7 @@ from torch import nn
 from fmapper.translation import expr, literal
 from fmapper_translate import arrays, calls, layers
 from fmapper_translate.constructors import numbers
-from fmapper_translate.fallback import refuse_wrapper
+from fmapper_translate.fallback import dispatch_of, refuse_wrapper
 from fmapper_translate.flax.constructions import make_activation, make_layer, make_partial
 from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.libraries import infrastructure as library
@@ -200,6 +200,8 @@ class Expressions(walk.Expressions):
             return arrays.read(base, owner, node.attr)
         if isinstance(value, np.ndarray):
             return expr(f"np.array({{0}}.{node.attr})", base)
+        if isinstance(value, bool) and not self.file.omissions.is_assigned(type(owner), node.attr):
+            return literal(value)
         name = node.attr if layer is None else layer.attributes.get(node.attr, node.attr)
         if isinstance(value, types.MethodType):
             name = NEW_NAMES.get(name, name)
@@ -217,6 +219,9 @@ class Expressions(walk.Expressions):
                 return self._tensor_method(node, node.func, base.value, event)
         if isinstance(callee, nn.Module):
             refuse_wrapper(self.file.recording, callee, event)
+            function = dispatch_of(self.file.recording, callee, event)
+            if function is not None:
+                return self._call_with(node, function, node.func)
             return self._call_module(node, callee)
         of_library = requests.print_call(self, node, callee, event)
         if of_library is not None:
@@ -241,6 +246,9 @@ class Expressions(walk.Expressions):
         function = self.file.recording.function_of(callee)
         if function is not None:
             refuse_wrapper(self.file.recording, callee, event)
+            if function.owner is None and isinstance(callee, types.MethodType):
+                assert isinstance(node.func, ast.Attribute)
+                return self._call_with(node, function, node.func.value)
             self.file.add_function(function)
             more = [_RNGS] if function.makes_modules else []
             more = [ast.keyword("rngs", self.rngs())] if function in self.file.draws else more
@@ -280,6 +288,12 @@ class Expressions(walk.Expressions):
         if isinstance(node.func, ast.Name) and node.func.id == "super":
             return node
         return self.plain_call(node, self.code(node.func), [])
+
+    def _call_with(self, node: ast.Call, function: Function, first: ast.expr) -> ast.Call:
+        """Returns the call of a function with a module in front of the arguments."""
+        self.file.add_function(function)
+        made = self.plain_call(node, expr(function.name))
+        return ast.Call(made.func, [self.code(first), *made.args], made.keywords)
 
     def rngs(self) -> ast.expr:
         """Returns the code for the random numbers of a function: its module's, or those given."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from fmapper.translation import expr, literal, text
 from fmapper_translate.functions import Function
+from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.operations import Operations
 from fmapper_translate.recording import Activation, Event, Operation, Recording
 from fmapper_translate.walk.errors import NotTranscribed
@@ -37,7 +38,7 @@ def operations_of(file: File, function: Function, reason: str) -> list[str]:
     runs = [item for item in file.recording.activations if item.function is function]
     try:
         bodies = {"\n".join(_Body(file, run).lines()) for run in runs if run.log}
-    except NotTranscribed as error:
+    except (NotTranscribed, TypeError, AttributeError, LookupError, ValueError) as error:
         raise NotTranscribed(f"{reason}; and {error}") from None
     if len(bodies) != 1 or not file.is_module(function.owner):
         raise NotTranscribed(reason)
@@ -127,6 +128,18 @@ class _Body:
             return literal(value)
         except TypeError:
             raise NotTranscribed(f"it gives a {type(value).__name__}") from None
+
+
+def dispatch_of(recording: Recording, module: nn.Module, event: Event | None) -> Function | None:
+    """Returns the function that a library calls in place of a module's `forward`, if it does."""
+    kind = type(module)
+    is_own = not library.is_library(kind.__module__) or recording.function_of(kind.forward)
+    if event is None or is_own:
+        return None
+    for run in recording.activations:
+        if run.result is event.value and next(iter(run.arguments.values()), None) is module:
+            return run.function
+    return None
 
 
 def refuse_wrapper(recording: Recording, callee: Any, event: Event | None) -> None:

@@ -130,7 +130,8 @@ def functions_that_run(
             code = target.__code__
             if _LAYERS in code.co_filename and owner not in owners:
                 continue
-            if code in codes and code not in functions and (read := _read(target, owner)):
+            own = owner if "." in target.__qualname__ else None  # a class may be given a function
+            if code in codes and code not in functions and (read := _read(target, own)):
                 functions[code] = read
                 spaces.setdefault(id(target.__globals__), target.__globals__)
 

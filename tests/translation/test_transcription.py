@@ -668,7 +668,7 @@ class Joined(nn.Module):
         self.axis = axis
 
     def forward(self, x):
-        return torch.cat((x, 2 * x), self.axis)
+        return torch.cat((x, 2 * x), axis=self.axis)
 
 
 class Normed(nn.LayerNorm):
@@ -687,7 +687,7 @@ class Chosen(nn.Module):
         super().__init__()
         self.last = None
         if names:
-            self.last = Joined(1)
+            self.last = Joined(0)
         self.parts = nn.ModuleList([PARTS[name](2) for name in names])
         self.pad = nn.ZeroPad2d((1, -1, 0, 2))
         self.unfold = nn.Unfold((1, 3), padding=(0, 1))
@@ -733,3 +733,22 @@ def test_attention_of_several_heads_has_both_kinds_of_masks(first):
     expected = model(x, y, unseen, hidden)
     for ours, theirs in zip(run(made, model, x, y, unseen, hidden)[1], expected, strict=True):
         assert jnp.allclose(ours, theirs.detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.nightly
+def test_experts_of_transformers_are_the_functions_that_the_library_calls():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=16, num_hidden_layers=1, head_dim=4,
+        num_attention_heads=2, num_key_value_heads=1, num_local_experts=3, use_cache=False,
+    )  # fmt: skip
+    model, ids = transformers.MixtralModel(config).eval(), torch.arange(6)[None]
+    made = transcribe(model, (ids,))
+    _, result = run(made, model, ids)
+    expected = model(ids).last_hidden_state.detach().numpy()
+    assert jnp.allclose(result.last_hidden_state, expected, atol=1e-5)
+    assert "= batched_mm_experts_forward(" in made.code
+    assert "_default_apply_gate(self, proj_out)" in made.code
+    assert "is_transposed=False" in made.code  # which no constructor of the file gives
+    assert not made.fallen

@@ -88,6 +88,15 @@ def create_causal_mask(config, inputs_embeds, attention_mask=None, position_ids=
     return make_mask(inputs_embeds, attention_mask, lambda q, k: k <= q, position_ids)
 
 
+def create_recurrent_attention_mask(
+    config, inputs_embeds, attention_mask=None, position_ids=None
+):  # fmt: skip
+    """Returns 0 at padding and 1 elsewhere, (batch, length); None if nothing says that."""
+    if attention_mask is None or attention_mask.ndim != 2 or inputs_embeds.shape[1] == 1:
+        return None
+    return attention_mask[:, -inputs_embeds.shape[1] :]
+
+
 def create_sliding_window_causal_mask(
     config, inputs_embeds, attention_mask=None, position_ids=None
 ):

@@ -20,9 +20,10 @@ from torch import nn
 _LIBRARY = "transformers"
 # Modules of the library that are written like a model's, though they are not in `models`.
 _OF_MODELS = (
-    "models", "modeling_outputs", "modeling_rope_utils", "pytorch_utils", "time_series_utils",
+    "models.", "modeling_outputs.", "modeling_rope_utils.", "pytorch_utils.", "time_series_utils.",
+    "integrations.moe.",
 )  # fmt: skip
-_NOT_OF_MODELS = ("auto",)
+_NOT_OF_MODELS = "models.auto."
 # Names of modules -> names of theirs -> what a file has for them.
 _COUNTERPARTS = {
     "modeling_utils": {"PreTrainedModel": "PreTrainedModel"},
@@ -32,7 +33,8 @@ _COUNTERPARTS = {
     "masking_utils": {
         name: name
         for name in (
-            "create_causal_mask", "create_sliding_window_causal_mask", "create_bidirectional_mask",
+            "create_recurrent_attention_mask", "create_causal_mask",
+            "create_sliding_window_causal_mask", "create_bidirectional_mask",
             "create_bidirectional_sliding_window_mask",
         )
     },
@@ -53,15 +55,16 @@ LEFT_OUT = frozenset({
     "layer_head_mask", "cross_attn_head_mask", "gradient_checkpointing", "labels",
 })  # fmt: skip
 SETTING = "_attn_implementation"  # the same for all that are recorded
+_EXPERTS = "_experts_implementation"
 
 
 def is_of_library(module: str) -> bool:
     """Returns whether a module is infrastructure of a library."""
-    first, *rest = module.split(".")
+    first, _, rest = module.partition(".")
     if first != _LIBRARY:
         return False
-    is_model = bool(rest) and rest[0] in _OF_MODELS and rest[1:2] != [*_NOT_OF_MODELS]
-    return not is_model or rest[-1].startswith("configuration_")
+    is_model = f"{rest}.".startswith(_OF_MODELS) and not f"{rest}.".startswith(_NOT_OF_MODELS)
+    return not is_model or rest.rpartition(".")[2].startswith("configuration_")
 
 
 def is_library(module: str) -> bool:
@@ -130,6 +133,7 @@ def prepare(value: Any) -> Any:
         return value
     config = copy.deepcopy(value)
     setattr(config, SETTING, "eager")
+    setattr(config, _EXPERTS, "batched_mm")  # whose shapes do not depend on values
     for inner in _configs_in(config):
         if hasattr(inner, "use_cache"):
             inner.use_cache = False

@@ -79,6 +79,20 @@ class Omissions:
             values = [key.value.value]
         return all(map(library.is_nothing, values))
 
+    def is_assigned(self, cls: type, name: str) -> bool:
+        """Returns whether the source gives a class or its objects an attribute, not a library."""
+        return (
+            not library.is_library(cls.__module__)
+            or hasattr(cls, name)
+            or any(
+                isinstance(node, ast.Attribute)
+                and node.attr == name
+                and isinstance(node.ctx, ast.Store)
+                for function in self._recording.functions
+                for node in function.nodes
+            )
+        )
+
     def is_read(self, name: str) -> bool:
         """Returns whether a function of the source reads an attribute of this name."""
         return any(

@@ -12,6 +12,10 @@ from fmapper.translation import expr
 from fmapper_translate.operations import Given
 from fmapper_translate.recording import Event
 
+_ALIASES: dict[str, str | None] = {
+    "axis": "dim",
+    "keepdims": "keepdim",
+}  # names of NumPy's that PyTorch takes
 Code = Callable[[ast.expr], ast.expr]
 
 
@@ -39,7 +43,7 @@ def arguments_of(node: ast.expr, event: Event, print_code: Code) -> Iterator[Giv
             for arg in node.args:
                 yield from operand(arg)
             for key in node.keywords:
-                yield from operand(key.value, key.arg or "")
+                yield from operand(key.value, _ALIASES.get(key.arg or "", key.arg) or "")
         case ast.BinOp():
             yield from operand(node.left)
             yield from operand(node.right)
