@@ -32,7 +32,7 @@ from sweeps import sweeping, translate
 NAMES = (
     "nanogpt", "resnet", "mobilenetv3", "ghostnet", "nbeats", "t5", "xlstm", "unet", "fno",
     "pointnet", "vqvae", "dcgan", "segformer", "tagger", "gnn", "nerf", "dit", "conformer",
-    "mamba", "perceiver",
+    "mamba", "perceiver", "tcn", "mbconv", "gat",
 )  # fmt: skip
 
 

@@ -472,6 +472,7 @@ SIZES = {
     "pointnet": {"width": 12}, "vqvae": {"beta": 0.5}, "dcgan": {"ngf": 10},
     "segformer": {"depths": (2, 3), "decoder_dim": 12}, "tagger": {"hidden_dim": 20},
     "gnn": {"n_layers": 3}, "nerf": {"W": 24, "D": 5}, "dit": {"hidden_size": 24, "depth": 3},
+    "tcn": {"channels": [8, 8, 12]}, "mbconv": {"classes": 7}, "gat": {"hidden": 10, "heads": 3},
     "conformer": {"num_layers": 2}, "perceiver": {"latent_dim": 24, "depth": 3},
 }  # fmt: skip
 
@@ -487,6 +488,7 @@ def copy_into(value, space):
 
 
 @pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
 @pytest.mark.parametrize("name", REPOSITORIES)
 def test_a_model_of_a_repository_is_made_at_another_size_and_trains(name):
     torch.manual_seed(0)

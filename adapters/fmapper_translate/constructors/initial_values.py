@@ -228,9 +228,8 @@ Scaled = tuple[str, str, ast.expr]  # distribution, mode, and scale of the varia
 
 
 def _square(gain: ast.expr) -> ast.expr:
-    if isinstance(gain, ast.Constant) and isinstance(gain.value, int | float):
-        return ast.Constant(float(gain.value) ** 2)
-    return expr("{0} ** 2", gain)
+    is_one = isinstance(gain, ast.Constant) and gain.value == 1
+    return ast.Constant(1.0) if is_one else expr("{0} ** 2", gain)
 
 
 def _xavier(distribution: str) -> Callable[..., Scaled]:
