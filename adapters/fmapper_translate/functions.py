@@ -65,11 +65,6 @@ class Function:
         return isinstance(kept, staticmethod)
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether a decorator compiles it, so that its code runs once for several calls."""
-        return any("jit" in ast.unparse(item) for item in self.tree.decorator_list)
-
-    @property
     def name(self) -> str:
         """Its name in the source."""
         return self.tree.name

@@ -366,7 +366,10 @@ def record(
 
     with source.compute():
         functions = functions_that_run(run, lambda: source.classes(made[0]))
-    compiles = any(function.is_compiled for function in functions)
+    compiles = source.compiles(made[0])
+    if compiles:  # what it has compiled before has not run
+        with source.compute(compiles=True):
+            functions = functions_that_run(run, lambda: source.classes(made[0]))
     watch = contextlib.contextmanager(recording.watch)
     with source.compute(compiles=compiles), watch(functions):
         run()

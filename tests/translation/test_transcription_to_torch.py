@@ -15,6 +15,7 @@ import numpy as np  # noqa: E402
 
 from fmapper import state  # noqa: E402
 from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
+from models.nnx_repositories.compiled import Compiled  # noqa: E402
 
 CORPUS = ("mlp", "cnn", "gpt", "vit", "resnet", "unet", "mixer", "llama")
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "transcribed"
@@ -124,6 +125,14 @@ def test_the_state_of_a_file_has_the_names_of_the_source(transcribed):
     model, _, _, space, twin = transcribed
     names = {name for name in state(model) if ".rngs." not in name}
     assert space["source_state"](twin).keys() == names
+
+
+def test_compiled_functions_are_those_of_the_source_even_if_they_ran_before():
+    model, x = Compiled(), jnp.ones((2, 3))
+    model(x)
+    made = transcribe(model, (x,))
+    assert "def double(x):\n    return x * 2.0\n" in made.code
+    assert "        return double(x) + double(x[:1])\n" in made.code
 
 
 class Outer(nnx.Module):

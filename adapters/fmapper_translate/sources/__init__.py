@@ -37,6 +37,10 @@ class Source(ABC):
     def classes(self, model: Any) -> list[type]:
         """Returns the classes of a model's parts, and their bases, that a file has to have."""
 
+    def compiles(self, model: Any) -> bool:
+        """Returns whether functions of a model are compiled, so that their code runs but once."""
+        return False
+
     @abstractmethod
     def watch(self, tell: Tell) -> AbstractContextManager[None]:
         """Returns a context that tells which operations run; see `watch_operations`."""

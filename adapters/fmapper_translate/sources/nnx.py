@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fmapper_translate.functions import is_of_model
 from fmapper_translate.sources import Source, Tell
 
 
@@ -39,6 +41,13 @@ class NnxSource(Source):
         kinds = dict.fromkeys(type(part) for _, part in nnx.iter_modules(model))
         return [base for kind in kinds for base in kind.__mro__]
 
+    def compiles(self, model: Any) -> bool:
+        """Returns whether a decorator compiles functions of a model's classes or their modules."""
+        classes = [cls for cls in self.classes(model) if is_of_model(_file_of(cls))]
+        spaces = [*map(vars, classes), *(vars(sys.modules[cls.__module__]) for cls in classes)]
+        values = [value for space in spaces for value in list(space.values())]
+        return any(hasattr(value, "lower") and hasattr(value, "__wrapped__") for value in values)
+
     def watch(self, tell: Tell) -> AbstractContextManager[None]:
         """Returns a context that does nothing: calls say what is computed."""
         return contextlib.nullcontext()
@@ -46,6 +55,10 @@ class NnxSource(Source):
     def compute(self, *, compiles: bool = False) -> AbstractContextManager[None]:
         """Returns a context in which functions of the model are not compiled."""
         return jax.disable_jit(compiles)
+
+
+def _file_of(cls: type) -> str:
+    return getattr(sys.modules.get(cls.__module__), "__file__", None) or "<none>"
 
 
 def is_key(value: Any) -> bool:

@@ -78,7 +78,12 @@ def _arguments(model: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """
     cls = type(model)
     parameters = inspect.signature(cls.__init__).parameters
-    names = [name for name in parameters if name not in ("self", "rngs")]
+    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    names = [
+        name
+        for name, parameter in parameters.items()
+        if name not in ("self", "rngs") and parameter.kind not in kinds
+    ]
     lacking = [
         name
         for name in names
