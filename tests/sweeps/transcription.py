@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError, source
+from fmapper.translation.source import format_code
 from fmapper_translate import transcribe
 from sweeps import sweeping, translate
 
@@ -82,7 +83,7 @@ def case(name: str, library: str, out: Path, *, old: bool) -> dict[str, Any]:
     found["transcribed"] = round(time.process_time() - began, 1)
     found["fallen"] = dict(made.fallen)
     (out / f"{name}_new.py").write_text(made.code)
-    text = inspect.getsource(inspect.getmodule(type(model)))  # type: ignore[arg-type]
+    text = format_code(inspect.getsource(inspect.getmodule(type(model))))  # type: ignore[arg-type]
     names = definitions(text) & definitions(made.code)
     found["lines"] = lines(text, names), lines(made.code, names)
     try:
