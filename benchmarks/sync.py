@@ -135,9 +135,24 @@ def many(count: int) -> None:
     def by_hand() -> None:
         torch._foreach_copy_([*target.values()], [*source.values()])
 
-    seconds = interleave({"sync": sync, "_foreach_copy_": by_hand}, 7)
+    calls = {"sync": sync, "_foreach_copy_": by_hand}
+    seconds = interleave(calls, 7)
     print(f"{count} tensors: planned in {planned:.1f} s ({cpu:.1f} s of a processor)", end="; ")
-    print(*(f"{name} {1e3 * median(values):.0f} ms" for name, values in seconds.items()))
+    print(*(f"{name} {1e3 * median(values):.0f} ms" for name, values in seconds.items()), end="; ")
+    print(
+        "of a processor:",
+        *(f"{name} {of_a_processor(call):.0f} ms" for name, call in calls.items()),
+    )
+
+
+def of_a_processor(call: Any) -> float:
+    """Returns the milliseconds that processors take for a call, however busy they are."""
+    times = []
+    for _ in range(9):
+        begun = time.process_time()
+        call()
+        times.append(1e3 * (time.process_time() - begun))
+    return median(times)
 
 
 def leak(calls: int) -> None:

@@ -93,6 +93,8 @@ class Here:
         names = {number: name for name, number in reversed(end.numbers.items())}
         numbers = [*dict.fromkeys(part.number for part in self._parts)]
         numbers += [number for group in self._computed for number in group.numbers]
+        places = ((names[number], end.places[number]) for number in numbers)
+        self._dtypes = {place[:2]: name for name, place in places if place.adapter.frozen}
         for number in numbers:
             if not end.places[number].adapter.frozen:
                 self._noted.setdefault(end.places[number].adapter, []).append(number)
@@ -119,7 +121,7 @@ class Here:
         self._old: list[Any] = []  # those of the target
         self._memory: dict[tuple[str, Box], Array] = {}
         self._new: dict[int, Any] = {}
-        self._copies: list[tuple[Array, LazyArray]] = []
+        self._hosts: list[Array] = []  # what is written to
         self._changed: dict[Arrays, list[tuple[Any, Any]]] = {}
 
     def begin(self, tree: Any, *, is_written: bool) -> None:
@@ -145,8 +147,7 @@ class Here:
         reads: list[tuple[Array, LazyArray]] = []
         for part in self._staged if self._is_written else self._parts:
             key, count = (part.name, part.box), 1 if part.in_place else 2
-            slot = self._slots.get(key, box_shape(part.box), part.dtype, count)
-            self._memory[key] = slot
+            self._memory[key] = slot = self._slots.get(key, box_shape(part.box), part.dtype, count)
             reads += ((slot[index], array) for index, array in part.reads)
         fill(reads)
         self._new = {number: self._arrays[at] for number, at in self._shared.items()}
@@ -157,24 +158,20 @@ class Here:
 
     def _prepare(self, end: End) -> None:
         """Makes the new arrays, and collects what is written into the old ones."""
+        for (adapter, dtype), name in self._dtypes.items():
+            if (narrow := adapter.storable(dtype)) != dtype:
+                raise SyncError(
+                    f"{name}: {dtype} of the target would become {narrow}. Enable it for the call, "
+                    f"too: {adapter.widened_by}"
+                )
         private: list[int] = []
         hosts = on_host(end.parts(self._writes[0], self._old), private)
         read_only = (at for at, host in enumerate(hosts) if not host.flags.writeable)
         for at in itertools.chain(private, read_only):
             name = self._written[at].name
             raise SyncError(f"{name}: the array of the target cannot be written to any more")
-        pairs = [*zip(self._written, hosts, strict=True)]
-        self._copies = [
-            (host[index], array)
-            for part, host in pairs
-            if part.is_copied
-            for index, array in part.reads
-        ]
-        for part, host in pairs:
-            if not part.is_copied:
-                self._copies.append((host, LazyArray.of(self._memory[part.name, part.box])))
-        others = end.parts(self._writes[1], self._old)
-        for part, array in zip(self._others, others, strict=True):
+        self._hosts = hosts
+        for part, array in zip(self._others, end.parts(self._writes[1], self._old), strict=True):
             pair = array, self._memory[part.name, part.box]
             self._changed.setdefault(owner_of(array), []).append(pair)
         joined: dict[int, dict[Box, Any]] = {}
@@ -205,13 +202,20 @@ class Here:
     def _write(self) -> None:
         if self._target is not None:
             self._target.write(self._new)  # it may fail, and changes nothing then
-        fill(self._copies)
+        fill(
+            (host[index], array)
+            for part, host in zip(self._written, self._hosts, strict=True)
+            for index, array in (part.reads if part.is_copied else self._made(part))
+        )
         for adapter, pairs in self._changed.items():
             adapter.overwrite(*zip(*pairs, strict=True))
             for device in {adapter.device(array) for array, _ in pairs}:
                 adapter.wait(device, None)  # the values may be memory of another framework
         for adapter, numbers in self._noted.items():
             adapter.note_writes([self._old[number] for number in numbers])
+
+    def _made(self, part: _Part) -> list[tuple[Any, LazyArray]]:
+        return [(..., LazyArray.of(self._memory[part.name, part.box]))]
 
     def parts(self) -> Iterator[tuple[str, Box, Array]]:
         """Yields the parts of the target with their values, in memory of the sync."""

@@ -8,15 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmapper.checkpoints import lazy_operations as ops
-from fmapper.checkpoints.boxes import (
-    Box,
-    box_shape,
-    box_slices,
-    full_box,
-    overlap,
-    reshape,
-    within,
-)
+from fmapper.checkpoints.boxes import Box, box_shape, box_slices, full_box, overlap, reshape, within
 from fmapper.checkpoints.lazy import LazyArray, Operation
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _PIECE = 8 << 20  # bytes that a thread writes at a time; `copy_all` divides no such piece
+_SOME = 512  # arrays that are read at a time: fewer than make Python look for garbage
 _LARGE = 1 << 20  # bytes from which memory comes from the system in pages of its own
 
 
@@ -95,15 +97,17 @@ def ties_of(arrays: Sequence[Any]) -> Iterator[tuple[int, int]]:
 
 def fill(reads: Iterable[tuple[Array, LazyArray]]) -> None:
     """Reads arrays into others, on several threads if they are large."""
-    pieces: list[tuple[Array, LazyArray]] = []
-    for read in reads:
-        out, array = read
-        if out.nbytes <= _PIECE:
-            pieces.append(read)
-        else:
-            boxes = parts_of_box(full_box(out.shape), _PIECE // out.itemsize)
-            pieces += ((out[index], array.part(box)) for box, index in boxes)
-    copy_all(pieces, _read)
+    left = iter(reads)
+    while some := [*itertools.islice(left, _SOME)]:
+        pieces: list[tuple[Array, LazyArray]] = []
+        for read in some:
+            out, array = read
+            if out.nbytes <= _PIECE:
+                pieces.append(read)
+            else:
+                boxes = parts_of_box(full_box(out.shape), _PIECE // out.itemsize)
+                pieces += ((out[index], array.part(box)) for box, index in boxes)
+        copy_all(pieces, _read)
 
 
 def _read(pieces: Sequence[tuple[Array, LazyArray]]) -> None:

@@ -477,6 +477,19 @@ def test_nothing_is_compiled_in_a_call() -> None:
     assert not [name for name in events if "compile" in name]
 
 
+def test_dtypes_that_jax_has_only_at_times() -> None:
+    with jax.enable_x64(True):
+        target = {"a": jnp.zeros(3, "float64"), "b": jnp.zeros(3, "float32")}
+    sync = fmapper.Sync({"a": np.ones(3), "b": np.ones(3, "float32")}, target)
+    with pytest.raises(fmapper.SyncError, match=r"a: float64 .* become float32.*jax_enable_x64"):
+        sync()
+    assert not target["b"].any()
+    with jax.enable_x64(True):
+        sync()
+        assert target["a"].dtype == "float64"
+        assert target["a"].tolist() == [1.0] * 3
+
+
 def test_nothing_is_planned_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lazy array is made, and no array is looked at by itself."""
     from fmapper.checkpoints.lazy import LazyArray
