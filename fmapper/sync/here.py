@@ -205,7 +205,7 @@ class Here:
         fill(
             (host[index], array)
             for part, host in zip(self._written, self._hosts, strict=True)
-            for index, array in (part.reads if part.is_copied else self._made(part))
+            for index, array in (part.reads if part.is_copied else self._read_memory(part))
         )
         for adapter, pairs in self._changed.items():
             adapter.overwrite(*zip(*pairs, strict=True))
@@ -214,7 +214,7 @@ class Here:
         for adapter, numbers in self._noted.items():
             adapter.note_writes([self._old[number] for number in numbers])
 
-    def _made(self, part: _Part) -> list[tuple[Any, LazyArray]]:
+    def _read_memory(self, part: _Part) -> list[tuple[Any, LazyArray]]:
         return [(..., LazyArray.of(self._memory[part.name, part.box]))]
 
     def parts(self) -> Iterator[tuple[str, Box, Array]]:
