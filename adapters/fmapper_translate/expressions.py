@@ -189,6 +189,8 @@ class Expressions(walk.Expressions):
         if function is not None:
             self.file.add_function(function)
             return ast.Attribute(base, node.attr, ast.Load())
+        if isinstance(kept, property) and isinstance(value, torch.dtype):
+            return self._reference(node, value)
         if node.attr == "training":
             is_self = isinstance(owner, self.function.owner or ())
             cls = self.function.owner if is_self else self.file.maker_of(type(owner))

@@ -5,6 +5,7 @@ import functools
 import importlib
 import inspect
 import math
+import operator
 import pathlib
 from dataclasses import dataclass
 
@@ -754,3 +755,22 @@ def test_experts_of_transformers_are_the_functions_that_the_library_calls():
     assert "_default_apply_gate(self, proj_out)" in made.code
     assert "is_transposed=False" in made.code  # which no constructor of the file gives
     assert not made.fallen
+
+
+class Typed(nn.Module):
+    dtype = property(operator.attrgetter("fc.weight.dtype"))  # as a library has it
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(x).clamp(min=torch.finfo(self.dtype).eps)
+
+
+def test_a_property_that_is_not_the_sources_is_its_dtype():
+    torch.manual_seed(0)
+    model, x = Typed().eval(), torch.randn(2, 4)
+    made = transcribe(model, (x,), ((), {}))
+    assert jnp.allclose(run(made, model, x)[1], model(x).detach().numpy(), atol=1e-5)
+    assert "jnp.finfo(jnp.float32)" in made.code
