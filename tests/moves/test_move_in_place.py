@@ -102,7 +102,7 @@ def run(at: int) -> tuple[int, dict[str, Any]]:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        fmapper.moves.inplace.without_interrupt(change.carry_out)
+        fmapper.moves.inplace.carry_out(change.steps)
     except KeyboardInterrupt:
         pass
     finally:
