@@ -60,7 +60,7 @@ def tests(session: nox.Session, frameworks: str) -> None:
 @nox.session
 def nightly(session: nox.Session) -> None:
     """Run the tests marked `nightly`, or a part of their files: `nox -s nightly -- --shard 1/8`."""
-    more = ("accelerate", "diffrax", "einops", "lineax", "optimistix", "peft", "penzai", "torchao")
+    more = ("accelerate", "diffrax", "lineax", "optimistix", "peft", "penzai", "torchao")
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"), *more)
     session.run("python", "-m", "pytest", "-m", "nightly", *session.posargs)
 
@@ -82,7 +82,7 @@ def parity(session: nox.Session) -> None:
 @nox.session
 def twins(session: nox.Session) -> None:
     """Transfer weights between models written by different people: `nox -s twins -- llama`."""
-    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"), "einops")
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
     folder = session.create_tmp()
     alone = ("--no-deps", "--ignore-requires-python")  # their tables need einops alone
     session.install(*alone, "--target", folder, "google-tunix", "maxtext")
