@@ -404,8 +404,12 @@ class Expressions(walk.Expressions):
     def _operations(self, node: ast.expr, event: Event) -> ast.expr:
         given = list(arguments_of(node, event, self.code))
         tensors = dict(tensors_of(event, self.code))
-        dialect, varied = self.file.dialect, node in self._varied
-        operations = Operations(dialect, given, tensors, self._key, has_numbers=not varied)
+        parameters = self.file.recording.arguments_of(self.function)
+        varied = node in self._varied or any(
+            type(item.value) is int and getattr(item.node, "id", "") in parameters for item in given
+        )
+        dialect, has_numbers = self.file.dialect, not varied
+        operations = Operations(dialect, given, tensors, self._key, has_numbers=has_numbers)
         made = operations.print(event.operations, event.value)
         match node, made:  # PyTorch has numbers on the right of what commutes
             case ast.BinOp(op=op), ast.BinOp(left, ast.Add() | ast.Mult(), right) if given:

@@ -137,8 +137,9 @@ class Operations:
         is_several = isinstance(operation.result, tuple | list) and base not in _LISTS
         picked = None if whole or not is_several else frozenset({0})
         p = Printing(call, literal, picked, self._key)
-        printer = IDIOMS.get(base) or self._dialect.printer(call.op)
-        printed = None if printer is None else self._print(printer, p, operation)
+        printers = filter(None, (IDIOMS.get(base), self._dialect.printer(call.op)))
+        tries = (self._print(printer, p, operation) for printer in printers)
+        printed = next((code for code in tries if code is not None), None)
         if printed is not None:
             made: ast.expr = _Shapes().visit(literal(printed))
             return made

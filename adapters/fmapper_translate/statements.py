@@ -73,8 +73,8 @@ class Statements(walk.Statements):
         return parameter.arg in left or super()._is_dropped(parameter)
 
     def _annotation(self, node: ast.expr | None) -> ast.expr | None:
-        is_foreign = library.is_foreign(self._function.target.__module__)
-        return None if is_foreign else super()._annotation(node)
+        is_torch = self._function.target.__module__.startswith("torch.")
+        return None if is_torch else super()._annotation(node)
 
     def _more_parameters(self) -> list[ast.arg]:
         takes = self._is_constructor and self._file.takes_rngs(self._function.owner)

@@ -774,3 +774,22 @@ def test_a_property_that_is_not_the_sources_is_its_dtype():
     made = transcribe(model, (x,), ((), {}))
     assert jnp.allclose(run(made, model, x)[1], model(x).detach().numpy(), atol=1e-5)
     assert "jnp.finfo(jnp.float32)" in made.code
+
+
+def scale(x, gain, dim=1):
+    return x * gain.unsqueeze(dim)
+
+
+class Spread(nn.Module):
+    def forward(self, x, gain):
+        return scale(x, gain)
+
+
+def test_a_dimension_that_is_an_argument_stays_one():
+    model, x, gain = Spread().eval(), torch.randn(2, 2, 2), torch.randn(2, 2)
+    made = transcribe(model, (x, gain), ((), {}))
+    assert jnp.allclose(run(made, model, x, gain)[1], model(x, gain).detach().numpy())
+    names = {}
+    exec(made.code, names)
+    other = names["scale"](jnp.array(x), jnp.array(gain), 2)
+    assert jnp.allclose(other, scale(x, gain, 2).numpy())

@@ -38,6 +38,11 @@ def _transpose(p: Printing, x: Value, dim0: int, dim1: int) -> Any:
     return _method(x, "swapaxes", dim0, dim1)
 
 
+@_idiom("unsqueeze")
+def _unsqueeze(p: Printing, x: Value, dim: Any) -> Any:
+    return None if isinstance(dim, int) else expr("jnp.expand_dims({0}, {1})", x, dim)
+
+
 @_idiom("flatten")
 def _flatten(p: Printing, x: Value, start_dim: int = 0, end_dim: int = -1) -> Any:
     start, end = start_dim % x.ndim, end_dim % x.ndim
