@@ -89,7 +89,8 @@ def fold_in(key: Any, data: Any, *, like: Any = None) -> Any:
         like: An array with the backend and device for the key. A NumPy key is moved to those of
             `data`, so that `data` may be traced.
     """
-    if like is None and adapter_of(data) is not None and _kernels(key, "key").HOST:
+    is_array = not isinstance(data, int) and adapter_of(data) is not None
+    if like is None and is_array and _kernels(key, "key").HOST:
         like = data
     return _exact("fold_in", key, like, "uint32", data)
 

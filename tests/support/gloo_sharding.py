@@ -503,7 +503,7 @@ def check_models_without_memory() -> None:
 
 
 def check_rules_that_follow_from_a_program_of_jax() -> None:
-    from support.jax_decoder import decoder, parameters
+    from jax_decoder import decoder, parameters  # this file runs as a script
 
     model = fmapper.convert((decoder, parameters()), "torch", (np.ones((2, 6), np.int32),)).eval()
     ids = torch.arange(12, dtype=torch.int32).reshape(2, 6)

@@ -1,6 +1,6 @@
 """Files that are transcribed from the source of a model's classes."""
 
-import dataclasses
+import copy
 import functools
 import importlib
 import inspect
@@ -482,9 +482,10 @@ def copy_into(value, space):
     """A setting with the classes of a file in place of the source's."""
     if isinstance(value, type) or inspect.isfunction(value):
         return space.get(value.__name__, value)
-    if dataclasses.is_dataclass(value):
-        cls = space[type(value).__name__]
-        return cls(**{f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    if type(value).__name__ in space:  # a configuration
+        made = copy.copy(value)
+        made.__class__ = space[type(value).__name__]
+        return made
     return value
 
 
@@ -499,9 +500,10 @@ def test_a_model_of_a_repository_is_made_at_another_size_and_trains(name):
     made, space = transcribe(model, inputs, (args, kwargs)), {}
     exec(compile(made.code, name, "exec"), space)
     other = dict(kwargs)
-    config = next((key for key, x in other.items() if dataclasses.is_dataclass(x)), None)
+    config = next((key for key, x in other.items() if type(x).__name__ in space), None)
     if config is not None:
-        other[config] = dataclasses.replace(other[config], **SIZES[name])
+        other[config] = copy.copy(other[config])
+        vars(other[config]).update(SIZES[name])
     else:
         other |= SIZES[name]
     source = type(model)(*args, **other)
