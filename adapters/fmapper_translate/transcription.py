@@ -17,6 +17,7 @@ from fmapper.verification.files.proof import File as ProvedFile
 from fmapper.verification.files.proof import Proof
 from fmapper.verification.models.owners import source_of
 from fmapper.verification.models.trial import Trial
+from fmapper_adapters.torch.record.modes import mode
 from fmapper_translate import layers
 from fmapper_translate.constructors.arguments import find_arguments
 from fmapper_translate.files import File
@@ -107,7 +108,10 @@ class Transcription:
 
         def trial(train: bool) -> Trial:
             given = tuple(inputs), dict(options or {})
-            return origin.trial(model, *given, train=train, parts=is_torch)
+            if not is_torch:
+                return origin.trial(model, *given, train=train)
+            with mode(model, train=train):  # in which what only adds noise stays on
+                return origin.trial(model, *given, train=None, parts=True)
 
         with library.without_caches(model) if is_torch else contextlib.nullcontext():
             return file.prove(trial, only_evaluation=only_evaluation)

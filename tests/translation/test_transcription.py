@@ -217,9 +217,10 @@ def test_statements_that_give_something_else_are_not_taken():
 
 
 @pytest.mark.nightly
-def test_a_model_of_a_repository_is_proved():
+@pytest.mark.parametrize("name", ["nanogpt", "segformer"])  # which has stochastic depth
+def test_a_model_of_a_repository_is_proved(name):
     torch.manual_seed(0)
-    model, inputs = nanogpt.build()
+    model, inputs, *_ = importlib.import_module(f"models.repositories.{name}").build()
     proof = transcribe(model, inputs).prove(model, inputs)
     assert proof, proof
 
