@@ -139,7 +139,9 @@ class Statements(walk.Statements):
             return expr("Constant({0})", code)
         if any(isinstance(item, np.ndarray) for item in values):
             return expr("nested_tuple({0})", code)
-        if any(isinstance(item, nn.Module) for item in values) and self._is_none_before(target):
+        modules = [x for x in values if isinstance(x, nn.Module)]
+        modules = [x for x in modules if type(x) not in layers.ACTIVATIONS]  # functions, in a file
+        if modules and self._is_none_before(target):
             return expr("nnx.data({0})", code)  # or it would stay a setting
         parts = [part for item in values if type(item) is list for part in item]
         if any(isinstance(part, nn.Module) for part in parts):

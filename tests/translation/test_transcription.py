@@ -691,9 +691,10 @@ PARTS = {"joined": Joined, "normed": Normed, "masked": Masked}
 class Chosen(nn.Module):
     def __init__(self, names=("joined", "normed")):
         super().__init__()
-        self.last = None
+        self.last = self.activation = None
         if names:
             self.last = Joined(0)
+            self.activation = nn.Tanh()
         self.parts = nn.ModuleList([PARTS[name](2) for name in names])
         self.pad = nn.ZeroPad2d((1, -1, 0, 2))
         self.unfold = nn.Unfold((1, 3), padding=(0, 1))
@@ -703,7 +704,7 @@ class Chosen(nn.Module):
         del x
         for part in self.parts:
             y = part(y[..., :2])
-        return self.last(y)
+        return self.activation(self.last(y))
 
 
 def test_classes_of_a_table_and_dimensions_of_parts_are_the_sources():
@@ -715,6 +716,7 @@ def test_classes_of_a_table_and_dimensions_of_parts_are_the_sources():
     assert "jnp.concatenate([x, 2 * x], axis=self.axis)" in made.code
     assert "super().__init__(width, eps, True, False, rngs=rngs)" in made.code
     assert "return LayerNorm.__call__(self, x) + 1" in made.code
+    assert "self.activation = jnp.tanh" in made.code  # a function, which is no array
 
 
 class Attending(nn.Module):
