@@ -89,6 +89,7 @@ def fold_in(key: Any, data: Any, *, like: Any = None) -> Any:
         like: An array with the backend and device for the key. A NumPy key is moved to those of
             `data`, so that `data` may be traced.
     """
+    # Dynamo cannot trace the search for an adapter, which a number does not have.
     is_array = not isinstance(data, int) and adapter_of(data) is not None
     if like is None and is_array and _kernels(key, "key").HOST:
         like = data

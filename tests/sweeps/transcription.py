@@ -8,6 +8,10 @@ repositories write them, or small ones of a library: one of each architecture of
 
     PYTHONPATH=tests python -m sweeps.transcription --out FOLDER [--old] [NAME ...]
     PYTHONPATH=tests python -m sweeps.transcription --out FOLDER --library transformers [NAME ...]
+
+With `--golden`, the files for PyTorch that tests compare are written anew, and nothing is proved:
+
+    PYTHONPATH=tests python -m sweeps.transcription --golden [NAME ...]
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import inspect
 import json
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +35,7 @@ from fmapper.translation.source import format_code
 from fmapper_translate import transcribe
 from sweeps import sweeping, translate
 
+GOLDEN = Path(__file__).parents[1] / "data" / "transcribed"
 NAMES = (
     "nanogpt", "resnet", "mobilenetv3", "ghostnet", "nbeats", "t5", "xlstm", "unet", "fno",
     "pointnet", "vqvae", "dcgan", "segformer", "tagger", "gnn", "nerf", "dit", "conformer",
@@ -101,18 +107,29 @@ def case(name: str, library: str, out: Path, *, old: bool) -> dict[str, Any]:
     return found
 
 
+def write_golden(names: Sequence[str]) -> None:
+    """Writes the files for PyTorch of some models of NNX, or of all that have one."""
+    for name in names or sorted(path.stem for path in GOLDEN.glob("*.py")):
+        made = transcribe(*importlib.import_module(f"models.nnx_repositories.{name}").build())
+        (GOLDEN / f"{name}.py").write_text(made.code)
+
+
 def main() -> None:
     """Runs the models that are named, or all; each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("transcribed"))
+    parser.add_argument("--golden", action="store_true", help="write the golden files anew")
     parser.add_argument("--library", default="repositories", choices=("repositories", *_OTHERS))
     parser.add_argument("--old", action="store_true", help="write the files of today beside them")
     parser.add_argument("--seconds", type=float, default=300.0, help="of a processor, per model")
     parser.add_argument("--gigabytes", type=float, default=4.0, help="per model")
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
+    if given.golden:
+        write_golden(given.names)
+        return
+    given.out.mkdir(parents=True, exist_ok=True)
     for name in given.names or _OTHERS.get(given.library, NAMES):
         found = sweeping.run_case(
             lambda name=name: case(name, given.library, given.out, old=given.old),  # type: ignore[misc]

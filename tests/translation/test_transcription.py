@@ -402,6 +402,17 @@ def test_a_model_of_transformers_keeps_its_configuration_and_leaves_caches_out()
     assert "create_sliding_window_causal_mask(" in code
 
 
+@pytest.mark.nightly
+def test_a_default_of_equal_elements_is_one_of_them_many_times():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3Config(
+        vocab_size=20, hidden_size=8, intermediate_size=16, num_hidden_layers=1, head_dim=4,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16,
+    )  # fmt: skip
+    code = transcribe(transformers.Qwen3Model(config).eval(), (torch.arange(6)[None],)).code
+    assert """default_factory=lambda: ["full_attention"] * 32)""" in code
+
+
 class Choice(nn.Module):
     """Has a side that no example reaches."""
 

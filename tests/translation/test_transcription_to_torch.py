@@ -17,7 +17,6 @@ from fmapper import state  # noqa: E402
 from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
 from models.nnx_repositories.compiled import Compiled  # noqa: E402
 
-CORPUS = ("mlp", "cnn", "gpt", "vit", "resnet", "unet", "mixer", "llama")
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "transcribed"
 
 
@@ -201,7 +200,7 @@ def build(name):
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*access is now deprecated:DeprecationWarning")
-@pytest.mark.parametrize("name", CORPUS)
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.py")))
 def test_files_of_the_corpus_are_their_golden_ones_and_are_proved(name):
     model, inputs, arguments = build(name)
     made = transcribe(model, inputs, arguments)

@@ -67,7 +67,8 @@ class Configs:
         for name in self.names(cls):
             value = self._value(cls, name)
             default = text(self._default(cls, name))
-            if isinstance(value, list) and len(value) > 1 and value == value[:1] * len(value):
+            is_row = isinstance(value, list) and {*map(type, value)} in ({int}, {str})
+            if is_row and len(value) > 1 == len({*value}):
                 default = f"{text(self._code(value[:1]))} * {len(value)}"
             if isinstance(value, list | dict) or library.is_config(value):
                 default = f"field(default_factory=lambda: {default})"
