@@ -16,7 +16,7 @@ from flax import nnx
 from fmapper.translation import expr, literal
 from fmapper_translate.functions import is_standard
 from fmapper_translate.recording import Event
-from fmapper_translate.torch import tables
+from fmapper_translate.torch import fallback, tables
 from fmapper_translate.torch.creation import FUNCTIONS
 from fmapper_translate.torch.functions import METHODS, VALUES, Call, Given
 from fmapper_translate.walk import expressions as walk
@@ -30,7 +30,9 @@ NEW_NAMES = {"__call__": "forward"}
 _ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "T", "mT", "real", "imag"})
 _WRITES = {"set": "set_at", "add": "add_at"}
 _OF_FLAX = {"max_pool": nnx.max_pool, "avg_pool": nnx.avg_pool, "resize": jax.image.resize,
-            "make_causal_mask": nnx.make_causal_mask}  # fmt: skip
+            "make_causal_mask": nnx.make_causal_mask, "scan": jax.lax.scan, "cond": jax.lax.cond,
+            "fori_loop": jax.lax.fori_loop, "vmap": jax.vmap}  # fmt: skip
+_SAME_AS_THEIR_FUNCTION = (jax.jit, nnx.jit, jax.checkpoint, nnx.remat)
 
 
 class Expressions(walk.Expressions):
@@ -170,7 +172,7 @@ class Expressions(walk.Expressions):
             return expr("not {0}.training", base)
         if layer is not None:
             if isinstance(value, nnx.Variable):
-                return self._array(base, layer, name)
+                return self.array(base, layer, name)
             name = layer.attributes.get(name, name)
             if name == "layers":
                 return base
@@ -179,14 +181,11 @@ class Expressions(walk.Expressions):
             self.file.add_method(value)
         return ast.Attribute(base, name, ast.Load())
 
-    def _array(self, base: ast.expr, layer: tables.Layer, name: str) -> ast.expr:
+    def array(self, base: ast.expr, layer: tables.Layer, name: str) -> ast.expr:
         """Returns the code for an array of a layer, in Flax's layout."""
-        known = ast.Attribute(base, layer.arrays.get(name, name), ast.Load())
-        if name != "kernel" or layer.name == "LinearGeneral":
-            return known
-        if layer.name != "Linear":
-            raise NotTranscribed(f"it has the layout of Flax's {layer.name}")
-        return ast.Attribute(known, "T", ast.Load())
+        ours, axes = layer.place(name)
+        known = ast.Attribute(base, ours, ast.Load())
+        return known if axes is None else ast.Attribute(known, "T", ast.Load())
 
     def _subscript(self, node: ast.Subscript, event: Event) -> ast.expr:
         owner = event.parts.get(node.value)
@@ -200,6 +199,15 @@ class Expressions(walk.Expressions):
     # --- calls ------------------------------------------------------------------------------------
 
     def _call(self, node: ast.Call, callee: Any, event: Event | None) -> ast.expr:
+        try:
+            return self._known_call(node, callee, event)
+        except NotTranscribed as error:
+            is_own = isinstance(callee, type | nnx.Module) or self.file.constructs(self.function)
+            if is_own or self.file.recording.function_of(callee) is not None:
+                raise
+            return fallback.call_of(self, node, callee, event, str(error))
+
+    def _known_call(self, node: ast.Call, callee: Any, event: Event | None) -> ast.expr:
         match node:
             case ast.Call(
                 ast.Attribute(ast.Subscript(ast.Attribute(base, "at"), index), name), [value]
@@ -219,7 +227,9 @@ class Expressions(walk.Expressions):
             return self._call_module(node, callee)
         if isinstance(callee, type) and issubclass(callee, nnx.Variable | nnx.Module):
             return self._make(node, callee)
-        if callee in (nnx.data, nnx.static, nnx.with_partitioning, nnx.with_metadata):
+        if _in(callee, _SAME_AS_THEIR_FUNCTION) or callee in (
+            nnx.data, nnx.static, nnx.with_partitioning, nnx.with_metadata
+        ):  # fmt: skip
             return self.code(node.args[0])
         function = self.file.recording.function_of(callee) if callable(callee) else None
         if function is not None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Mapping
+from typing import Any
 
 from flax import nnx
 
-from fmapper.translation import expr, helpers_of, names_in, print_imports, text
+from fmapper.translation import Helper, expr, helpers_of, names_in, print_imports, text
 from fmapper_translate.functions import Function
+from fmapper_translate.recording import Recording
 from fmapper_translate.torch import layers as torch_layers
 from fmapper_translate.torch import tables
 from fmapper_translate.torch import weights as torch_weights
@@ -32,6 +35,11 @@ class File(walk.File):
     prefix = "Flax"
     helpers = (torch_layers, torch_weights)
 
+    def __init__(self, recording: Recording, model: Any) -> None:
+        super().__init__(recording, model)
+        self._written: dict[str, str] = {}
+        self.written_for: dict[Any, tuple[str, list[int]]] = {}
+
     def device(self, function: Function) -> ast.expr | None:
         """Returns the code for where a function's new arrays are: where its first array is."""
         if self.constructs(function):
@@ -45,6 +53,22 @@ class File(walk.File):
     def add_constant(self, name: str, code: ast.expr) -> None:
         """Adds what a name of a module is."""
         self._constants[name] = text(code)
+
+    def add_written(self, name: str, functions: Mapping[str, str]) -> str:
+        """Adds a function, whose own key is empty, with those that it calls; returns its name."""
+
+        def definition() -> str:
+            return functions[""].replace("def forward(", f"def {name}(", 1)
+
+        taken = {item.name for item in self.recording.functions} | {*self._renamed.values()}
+        while name in taken or self._written.get(name, definition()) != definition():
+            name += "_"
+        self._written |= {**functions, name: definition()}
+        self._written.pop("")
+        return name
+
+    def _helper(self, name: str) -> Helper | None:
+        return Helper(self._written[name]) if name in self._written else super()._helper(name)
 
     def class_name(self, cls: type) -> str | None:
         """Returns the name of what stands for a class of Flax."""

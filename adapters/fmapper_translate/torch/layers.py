@@ -56,6 +56,27 @@ class LinearGeneral(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
+class Einsum(nn.Module):
+    """A product by subscripts, with Flax's arguments and initial values."""
+
+    source_arrays = {"weight": ("kernel", None)}
+
+    def __init__(self, einsum_str, kernel_shape, bias_shape=None, kernel_init=None, bias_init=None):
+        super().__init__()
+        self.einsum_str = einsum_str
+        self.weight = nn.Parameter((kernel_init or lecun_normal())(kernel_shape))
+        self.bias = nn.Parameter((bias_init or zeros_init())(bias_shape)) if bias_shape else None
+
+    def forward(self, inputs, einsum_str=None):
+        einsum_str = (einsum_str or self.einsum_str).replace(" ", "")
+        y = torch.einsum(einsum_str, inputs, self.weight)
+        if self.bias is None:
+            return y
+        kernel, _, outputs = einsum_str.partition(",")[2].partition("->")
+        sizes = iter(self.bias.shape)
+        return y + self.bias.reshape([next(sizes) if c in kernel else 1 for c in outputs])
+
+
 class Embed(nn.Embedding):
     """A table of vectors with Flax's arguments and initial values."""
 
@@ -368,6 +389,60 @@ def make_causal_mask(x):
     length = x.shape[-1]
     mask = torch.ones(length, length, device=x.device).tril()
     return mask.expand(*x.shape[:-1], 1, length, length)
+
+
+def element(tree, at):
+    """Returns an element of each array of a tree of tuples, lists and dicts."""
+    if isinstance(tree, tuple | list):
+        return type(tree)(element(item, at) for item in tree)
+    if isinstance(tree, dict):
+        return {key: element(item, at) for key, item in tree.items()}
+    return None if tree is None else tree[at]
+
+
+def stack(trees):
+    """Stacks the arrays of trees of one structure."""
+    first = trees[0]
+    if isinstance(first, tuple | list):
+        return type(first)(map(stack, zip(*trees, strict=True)))
+    if isinstance(first, dict):
+        return {key: stack([tree[key] for tree in trees]) for key in first}
+    return None if first is None else torch.stack([*map(torch.as_tensor, trees)])
+
+
+def first_array(tree):
+    """Returns the first array of a tree."""
+    if isinstance(tree, dict):
+        tree = [*tree.values()]
+    while isinstance(tree, tuple | list):
+        tree = next(item for item in map(first_array, tree) if item is not None)
+    return tree
+
+
+def scan(f, init, xs=None, length=None, reverse=False):
+    """Calls a function with a carry and each element; returns the carry and stacked results."""
+    count = length if xs is None else len(first_array(xs))
+    ys = [None] * count
+    for at in reversed(range(count)) if reverse else range(count):
+        init, ys[at] = f(init, element(xs, at))
+    return init, stack(ys)
+
+
+def fori_loop(lower, upper, body_fun, init_val):
+    """Calls a function with each number of a range, and what it returned before."""
+    for at in range(lower, upper):
+        init_val = body_fun(at, init_val)
+    return init_val
+
+
+def cond(pred, true_fun, false_fun, *operands):
+    """Calls the one or the other of two functions."""
+    return true_fun(*operands) if pred else false_fun(*operands)
+
+
+def vmap(fun, in_axes=0, out_axes=0):
+    """Maps a function over a dimension of its arguments, with random numbers for each element."""
+    return torch.vmap(fun, in_axes, out_axes, randomness="different")
 
 
 def resize(x, shape, method):

@@ -11,7 +11,7 @@ from flax import nnx
 from fmapper.translation import expr, text
 from fmapper_translate.functions import Function
 from fmapper_translate.printing.folding import fold, is_constant
-from fmapper_translate.torch import tables
+from fmapper_translate.torch import fallback, tables
 from fmapper_translate.torch.expressions import MODES, Expressions
 from fmapper_translate.walk import statements as walk
 from fmapper_translate.walk.errors import NotTranscribed
@@ -36,7 +36,12 @@ class Statements(walk.Statements):
         super().__init__(file, function, Expressions(file, function))
 
     def _body(self) -> list[str]:
-        body = super()._body()
+        try:
+            body = super()._body()
+        except NotTranscribed as error:
+            if self._file.constructs(self._function):
+                raise
+            return fallback.body_of(self.expressions, str(error))
         if self._is_constructor and not any(line.startswith("super().__init__(") for line in body):
             is_document = bool(ast.get_docstring(self._function.tree))
             body.insert(self._document_lines(body) if is_document else 0, _SUPER)

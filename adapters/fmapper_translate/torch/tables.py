@@ -12,6 +12,7 @@ from flax import nnx
 from jax.nn import initializers
 
 from fmapper_translate.torch import layers as torch_layers
+from fmapper_translate.walk.errors import NotTranscribed
 
 
 @dataclass(frozen=True)
@@ -26,17 +27,25 @@ class Layer:
     name: str
     attributes: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def arrays(self) -> Mapping[str, str]:
-        """Flax's names of its arrays -> its own."""
-        known = getattr(getattr(torch_layers, self.name, None), "source_arrays", {})
-        return {theirs: ours for ours, (theirs, _) in known.items()}
+    def place(self, name: str) -> tuple[str, tuple[int, ...] | None]:
+        """Returns its own name for an array of Flax's, and the axes there.
+
+        Raises:
+            NotTranscribed: These are not those of a matrix.
+        """
+        kind = getattr(torch_layers, self.name, None)
+        known = getattr(kind, "source_arrays", {})
+        places = {theirs: (ours, axes) for ours, (theirs, axes) in known.items()}
+        ours, axes = places.get(name, (name, None))
+        if axes not in (None, (1, 0)) or (name == "kernel" and name not in places):
+            raise NotTranscribed(f"it has the layout of Flax's {self.name}")
+        return ours, axes
 
 
-_OF_LINEAR = {"kernel": "weight"}
 LAYERS: dict[type, Layer] = {
     nnx.Linear: Layer("Linear"),
     nnx.LinearGeneral: Layer("LinearGeneral"),
+    nnx.Einsum: Layer("Einsum"),
     nnx.Embed: Layer("Embed"),
     nnx.Conv: Layer("Conv"),
     nnx.ConvTranspose: Layer("ConvTranspose"),
