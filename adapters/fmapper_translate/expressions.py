@@ -25,6 +25,7 @@ from fmapper_translate.printing import choices
 from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.printing.operands import arguments_of, tensors_of
 from fmapper_translate.recording import Event
+from fmapper_translate.sources.derivatives import class_applied
 from fmapper_translate.walk import expressions as walk
 from fmapper_translate.walk.errors import NotTranscribed, Unnamed, Varied
 
@@ -225,6 +226,12 @@ class Expressions(walk.Expressions):
             if function is not None:
                 return self._call_with(node, function, node.func)
             return self._call_module(node, callee)
+        applied = class_applied(callee)
+        if applied is not None:
+            for function in self.file.recording.functions:
+                if function.owner is applied:
+                    self.file.add_function(function)
+            return self.plain_call(node, self.code(node.func))
         of_library = requests.print_call(self, node, callee, event)
         if of_library is not None:
             return of_library
@@ -393,6 +400,8 @@ class Expressions(walk.Expressions):
             return size
         if name in numbers.METHODS:
             return expr(f"{{0}}.{name}()", self.code(func.value))
+        if name == "is_contiguous":  # as all arrays of JAX are
+            return literal(True)
         if name == "is_floating_point":
             return expr("jnp.issubdtype({0}.dtype, jnp.floating)", self.code(func.value))
         if event.value is base and not event.operations:

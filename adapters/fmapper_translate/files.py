@@ -13,6 +13,7 @@ from torch import nn
 from fmapper.translation import Helper, expr, helpers_of, names_in, print_imports, text
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
 from fmapper_translate import layers
+from fmapper_translate.flax import derivatives as flax_derivatives
 from fmapper_translate.flax import layers as flax_layers
 from fmapper_translate.flax import recurrent as flax_recurrent
 from fmapper_translate.flax import transformers as flax_transformers
@@ -20,6 +21,7 @@ from fmapper_translate.flax import weights as flax_weights
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.recording import Recording
+from fmapper_translate.sources.derivatives import is_derivable
 from fmapper_translate.statements import Statements
 from fmapper_translate.walk import files as walk
 from fmapper_translate.walk.errors import NotTranscribed
@@ -60,7 +62,7 @@ class File(walk.File):
     module = nn.Module
     called = "forward"
     prefix = "Torch"
-    helpers = (flax_layers, flax_recurrent, flax_weights)
+    helpers = (flax_layers, flax_recurrent, flax_weights, flax_derivatives)
 
     def __init__(self, recording: Recording, model: nn.Module) -> None:
         super().__init__(recording, model)
@@ -123,6 +125,10 @@ class File(walk.File):
 
     def _is_own(self, cls: type) -> bool:
         return cls in self._layers or super()._is_own(cls)
+
+    def has_methods(self, cls: type) -> bool:
+        """Returns whether a file has the methods of a class that ran; else it has all its text."""
+        return super().has_methods(cls) or is_derivable(cls)
 
     def class_name(self, cls: type) -> str | None:
         """Returns the name of what stands for a layer's class."""
@@ -220,6 +226,8 @@ class File(walk.File):
     def _base(self, base: type) -> str:
         if base is nn.Module:
             return "nnx.Module"
+        if base is torch.autograd.Function:
+            return self.helper_name("Function")
         name = self.class_name(base)
         if name is not None:
             return name

@@ -65,6 +65,11 @@ class Function:
         return isinstance(kept, staticmethod)
 
     @property
+    def is_method(self) -> bool:
+        """Whether it is a method that is given its object or class."""
+        return self.owner is not None and not self.is_static
+
+    @property
     def name(self) -> str:
         """Its name in the source."""
         return self.tree.name

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import nnx
+from jax.extend.core import get_opaque_trace_state
 
 from fmapper_adapters.flax.translation.build import open_file
 from fmapper_translate.expressions import NEW_NAMES
 from fmapper_translate.functions import Function
 from fmapper_translate.recording import Recording
-from fmapper_translate.walk.witness import Watch, run_file
+from fmapper_translate.walk.witness import UNSEEN, Watch, run_file
 
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -43,7 +44,13 @@ def functions_that_differ(
         options: What it was called with by keyword.
     """
     space = run_file(code, f"def make_example(*, rngs):\n    return {example}")
-    watch = Watch(space, recording, NEW_NAMES, lambda result: jax.tree.map(lambda x: x, result))
+    trace: list[Any] = []
+
+    def keep(result: Any) -> Any:
+        is_here = trace == [get_opaque_trace_state()]
+        return jax.tree.map(lambda x: x, result) if is_here else UNSEEN
+
+    watch = Watch(space, recording, NEW_NAMES, keep)
     trees = [jax.tree.structure((tuple(inputs), dict(options))) for inputs in examples]
     arrays = [
         [jnp.asarray(item.numpy()) if isinstance(item, torch.Tensor) else item for item in leaves]
@@ -58,6 +65,7 @@ def functions_that_differ(
 
     @functools.partial(jax.jit, compiler_options=_QUICKLY)
     def run(state: Any, given: list[Any]) -> list[Any]:
+        trace[:] = [get_opaque_trace_state()]
         rest = iter(given)
         net = nnx.merge(graph, state)
         for leaves, tree in zip(arrays, trees, strict=True):

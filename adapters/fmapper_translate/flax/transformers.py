@@ -109,10 +109,11 @@ def create_sliding_window_causal_mask(
 
 
 def create_bidirectional_mask(
-    config, inputs_embeds, attention_mask=None, encoder_hidden_states=None
+    config, inputs_embeds, attention_mask=None, encoder_hidden_states=None,
+    allow_is_bidirectional_skip=True,
 ):  # fmt: skip
-    """Returns the mask of padding; None if there is none."""
-    if attention_mask is None:
+    """Returns the mask of padding; None if there is none and that is allowed."""
+    if attention_mask is None and allow_is_bidirectional_skip:
         return None
     length = None if encoder_hidden_states is None else encoder_hidden_states.shape[1]
     return make_mask(inputs_embeds, attention_mask, lambda q, k: (q >= 0) & (k >= 0), length=length)

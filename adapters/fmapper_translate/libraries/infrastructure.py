@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from torch import nn
 
@@ -53,6 +54,7 @@ LEFT_OUT = frozenset({
     "output_attentions", "output_hidden_states", "return_dict", "all_hidden_states",
     "all_attentions", "all_self_attentions", "all_cross_attentions", "head_mask",
     "layer_head_mask", "cross_attn_head_mask", "gradient_checkpointing", "labels",
+    "allow_is_causal_skip",
 })  # fmt: skip
 SETTING = "_attn_implementation"  # the same for all that are recorded
 _EXPERTS = "_experts_implementation"
@@ -138,6 +140,17 @@ def prepare(value: Any) -> Any:
         if hasattr(inner, "use_cache"):
             inner.use_cache = False
     return config
+
+
+@contextlib.contextmanager
+def masks_traced() -> Iterator[None]:
+    """Has the library make masks as it does for a compiler: none depends on values of another."""
+    masking = sys.modules.get(f"{_LIBRARY}.masking_utils")
+    if masking is None:
+        yield
+        return
+    with mock.patch.object(masking, "is_tracing", lambda *_: True):
+        yield
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Frameworks that models are transcribed from.
 
-torch  PyTorch
-nnx    Flax NNX
+torch        PyTorch
+nnx          Flax NNX
+derivatives  derivatives of PyTorch models' own, which run when a model is recorded
 """
 
 from __future__ import annotations

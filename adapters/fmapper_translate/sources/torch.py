@@ -11,7 +11,9 @@ from torch import nn
 
 from fmapper_translate import layers
 from fmapper_translate._private import watch_operations
+from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.sources import Source, Tell
+from fmapper_translate.sources.derivatives import derivatives_run
 
 
 class TorchSource(Source):
@@ -47,4 +49,5 @@ class TorchSource(Source):
     def compute(self, *, compiles: bool = False) -> Iterator[None]:
         """Computes without gradients, and leaves the random numbers as they were."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            yield
+            with derivatives_run(), library.masks_traced():
+                yield

@@ -108,7 +108,7 @@ class File(ABC):
             self._constants[value.__name__] = f"namedtuple({value.__name__!r}, [{names}])"
             return True
         strange = (item for item in value.__mro__ if not self._is_own(item) and item is not object)
-        if not self.is_module(value) and not all(is_standard(x.__module__) for x in strange):
+        if not self.has_methods(value) and not all(is_standard(x.__module__) for x in strange):
             return library.is_record(value) and self._classes.setdefault(value) is None
         for base in reversed(value.__mro__):
             if self._is_own(base):
@@ -165,6 +165,10 @@ class File(ABC):
     def is_module(self, cls: type | None) -> bool:
         """Returns whether a class is one of modules."""
         return cls is not None and issubclass(cls, self.module)
+
+    def has_methods(self, cls: type) -> bool:
+        """Returns whether a file has the methods of a class that ran; else it has all its text."""
+        return self.is_module(cls)
 
     def constructs(self, function: Function) -> bool:
         """Returns whether a function runs when a model is made, and only then."""
@@ -307,7 +311,7 @@ class File(ABC):
     def _print_class(self, cls: type) -> str:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
         assert isinstance(tree, ast.ClassDef)
-        if not self.is_module(cls):
+        if not self.has_methods(cls):
             return self._print_plain_class(cls, tree)
         functions = {item.tree.name: item for item in self.recording.functions if item.owner is cls}
         blocks = []

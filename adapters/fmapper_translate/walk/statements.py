@@ -49,7 +49,7 @@ class Statements:
         decorators = [
             f"@{ast.unparse(item)}" for item in tree.decorator_list if self._is_kept(item)
         ]
-        new_names = self.expressions.new_names if self._function.owner else {}
+        new_names = self.expressions.new_names if self._function.is_method else {}
         name = new_names.get(tree.name, tree.name)
         returns = self._annotation(tree.returns)
         arrow = "" if returns is None else f" -> {text(returns)}"
