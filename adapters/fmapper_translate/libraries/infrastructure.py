@@ -149,7 +149,7 @@ def masks_traced() -> Iterator[None]:
     if masking is None:
         yield
         return
-    with mock.patch.object(masking, "is_tracing", lambda *_: True):
+    with mock.patch.object(masking, "is_tracing", return_value=True):
         yield
 
 

@@ -48,6 +48,6 @@ class TorchSource(Source):
     @contextmanager
     def compute(self, *, compiles: bool = False) -> Iterator[None]:
         """Computes without gradients, and leaves the random numbers as they were."""
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            with derivatives_run(), library.masks_traced():
-                yield
+        rngs = torch.random.fork_rng(devices=[])
+        with rngs, torch.no_grad(), derivatives_run(), library.masks_traced():
+            yield
