@@ -45,9 +45,10 @@ def functions_that_differ(
     """
     space = run_file(code, f"def make_example(*, rngs):\n    return {example}")
     trace: list[Any] = []
+    state_of_trace: Any = get_opaque_trace_state
 
     def keep(result: Any) -> Any:
-        is_here = trace == [get_opaque_trace_state()]
+        is_here = trace == [state_of_trace()]
         return jax.tree.map(lambda x: x, result) if is_here else UNSEEN
 
     watch = Watch(space, recording, NEW_NAMES, keep)
@@ -65,7 +66,7 @@ def functions_that_differ(
 
     @functools.partial(jax.jit, compiler_options=_QUICKLY)
     def run(state: Any, given: list[Any]) -> list[Any]:
-        trace[:] = [get_opaque_trace_state()]
+        trace[:] = [state_of_trace()]
         rest = iter(given)
         net = nnx.merge(graph, state)
         for leaves, tree in zip(arrays, trees, strict=True):

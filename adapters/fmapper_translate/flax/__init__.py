@@ -4,6 +4,7 @@ layers   layers with PyTorch's arguments, initial values and layouts of images
 recurrent  those of them that run over sequences
 idioms   operations with the sizes of the source
 weights  initial values, and `load_weights`
+derivatives  operations with a derivative of their own
 transformers  counterparts of a library's infrastructure
 constructions  calls of layers' constructors
 """
