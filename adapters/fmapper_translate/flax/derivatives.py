@@ -10,7 +10,7 @@ import jax
 
 @jax.tree_util.register_pytree_node_class
 class Context:
-    """What `forward` keeps for `backward`: arrays, and settings."""
+    """Arrays and settings that `forward` keeps for `backward`."""
 
     def __init__(self, **kept):
         vars(self).update(kept)

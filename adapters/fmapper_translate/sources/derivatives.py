@@ -13,7 +13,7 @@ from fmapper_translate.walk.errors import NotTranscribed
 
 
 class Context:
-    """What a forward pass keeps for its derivative.
+    """Tensors and settings that a forward pass keeps for its derivative.
 
     Args:
         needs_input_grad: Which arguments have a gradient.
