@@ -106,7 +106,7 @@ def classes_of(path: Path) -> str:
     """Returns the classes of a file, without imports and helpers."""
     text = path.read_text("utf-8")
     return (
-        text[text.index("class Block") :].split("\n\n\nARRAYS = ")[0].rstrip()
+        text[text.index("class Block") :].split("\n\n\nTIED = ")[0].rstrip()
     )
 
 

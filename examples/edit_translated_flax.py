@@ -48,11 +48,12 @@ class Encoder(torch.nn.Module):
         return self.head(x)
 
 
-# What an engineer changes in the file: two classes instead of ten, a normalisation before the head,
-# and blocks whose values are computed again in the backward pass.
+# What an engineer changes in the file: a normalisation before the head, and blocks whose values are
+# computed again in the backward pass. That there are two classes instead of ten is an argument.
 EDITS = {
-    "self.head = nnx.Linear(32, 10, rngs=rngs)": (
-        "self.norm = nnx.LayerNorm(32, rngs=rngs)\n        self.head = nnx.Linear(32, 2, rngs=rngs)"
+    "self.head = Linear(dim, classes, rngs=rngs)": (
+        "self.norm = nnx.LayerNorm(dim, rngs=rngs)\n"
+        "        self.head = Linear(dim, classes, rngs=rngs)"
     ),
     "x = block(x)": "x = nnx.remat(type(block).__call__)(block, x)",
     "return self.head(x)": "return self.head(self.norm(x))",
@@ -122,7 +123,7 @@ def main():
         edited = Path(folder) / "edited.py"
         edited.write_text(code)
         file = load_file(edited)
-        model = file.Encoder(rngs=nnx.Rngs(1))
+        model = file.Encoder(classes=2, rngs=nnx.Rngs(1))
 
     # The old weights, where the model still has them: the head and its norm begin anew.
     kept = {name: array for name, array in weights.items() if not name.startswith("head.")}

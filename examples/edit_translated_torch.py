@@ -47,11 +47,11 @@ class Encoder(nnx.Module):
         return self.head(x)
 
 
-# What an engineer changes in the file: two classes instead of ten, a normalisation before the head,
-# and blocks whose values are computed again in the backward pass.
+# What an engineer changes in the file: a normalisation before the head, and blocks whose values are
+# computed again in the backward pass. That there are two classes instead of ten is an argument.
 EDITS = {
-    "self.head = nn.Linear(32, 10)": (
-        "self.norm = nn.LayerNorm(32)\n        self.head = nn.Linear(32, 2)"
+    "self.head = Linear(dim, classes)": (
+        "self.norm = nn.LayerNorm(dim)\n        self.head = Linear(dim, classes)"
     ),
     "x = block(x)": "x = checkpoint(block, x, use_reentrant=False)",
     "return self.head(x)": "return self.head(self.norm(x))",
@@ -127,7 +127,7 @@ def main():
         file = load_file(path)
     # The old weights, where the model still has them: the head and its norm begin anew.
     kept = {name: array for name, array in weights.items() if not name.startswith("head.")}
-    model = file.load_weights(file.Encoder(), kept, strict=False)
+    model = file.load_weights(file.Encoder(classes=2), kept, strict=False)
 
     model = add_lora(model, 4)
     print(f"{type(model.blocks[0].up).__module__}.{type(model.blocks[0].up).__name__}")

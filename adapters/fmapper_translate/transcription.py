@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from fmapper.checkpoints import Drop, Rule, Rules
@@ -29,7 +31,7 @@ from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.witness import functions_that_differ
 
 Inputs = tuple[Any, ...]
-_EXAMPLE = "make_example"
+_MAKER = "make_model"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,17 @@ class Transcription:
     fallen: Mapping[str, str] = field(default_factory=dict)
     rules: Rules = field(default_factory=Rules, repr=False)
     target: str = "flax"
+
+    @property
+    def whole(self) -> str:
+        """The file with `make_model`, which makes the model as the source was made."""
+        parameters = "*, rngs" if self.target == "flax" else ""
+        maker = (
+            f"def {_MAKER}({parameters}):\n"
+            f'    """Makes the model that this file was written for."""\n'
+            f"    return {self.example}\n"
+        )
+        return format_code(f"{self.code}\n\n{maker}")
 
     def prove(
         self,
@@ -90,12 +103,10 @@ class Transcription:
 
         by_position = [encode(value) for value in inputs]
         by_keyword = {name: encode(value) for name, value in (options or {}).items()}
-        parameters = "*, rngs" if self.target == "flax" else ""
-        code = f"{self.code}\n\ndef {_EXAMPLE}({parameters}):\n    return {self.example}\n"
         weights = {name: np.asarray(value) for name, value in self.weights.items()}
         file = ProvedFile(
-            code,
-            _EXAMPLE,
+            self.whole,
+            _MAKER,
             ("eval", "train"),
             self.target,
             self.aliases,
@@ -147,10 +158,23 @@ def transcribe(
             "PyTorch are for Flax NNX, and those of NNX for PyTorch"
         )
     if isinstance(model, nn.Module):
-        return _from_torch(model, inputs, arguments, options)
+        with _unchanged_random_numbers():
+            return _from_torch(model, inputs, arguments, options)
     from fmapper_translate.torch.transcription import from_nnx
 
     return from_nnx(model, inputs, arguments, options)
+
+
+@contextlib.contextmanager
+def _unchanged_random_numbers() -> Iterator[None]:
+    """Restores the generators that constructors and calls of modules draw from."""
+    numbers, numbers_of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(numbers)
+        np.random.set_state(numbers_of_numpy)
 
 
 def _from_torch(

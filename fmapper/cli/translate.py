@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fmapper.cli.convert import example_args, example_kwargs
 from fmapper.cli.output import PATH, check_folders, write_text
-from fmapper.errors import TargetError
+from fmapper.errors import ConversionError, TargetError
 from fmapper.files.stamp import is_edited, with_stamp
 from fmapper.progress import step
+
+if TYPE_CHECKING:
+    from fmapper.verification.files.proof import Proof
 
 EXAMPLES = """
 \b
@@ -77,13 +81,7 @@ def translate(
     written is not overwritten without --force.
     """
     from fmapper.cli.target import load_model
-    from fmapper.translation.source import (
-        check_trains,
-        format_code,
-        translate_for_evaluation,
-        translate_proved,
-    )
-    from fmapper.translation.source import translate as run
+    from fmapper.translation.source import format_code, transcribe_proved
     from fmapper.verification.files.written_test import file_of_test, write_test
 
     check_folders(out)
@@ -96,24 +94,61 @@ def translate(
     with step(f"loading {model}"):
         loaded = load_model(model)
     args, given = example_args(examples), example_kwargs(kwargs)
-    shapes = None if fixed else "auto"
-    if train is None:
-        source, proof, reason = translate_proved(loaded, to, args, given, shapes, scan=scan)
-    else:
-        if train:
-            source, _, proved = run(loaded, to, args, given, shapes, True, proved=True, scan=scan)
-            check_trains(source)
+    code, proof = "", None
+    if not (fixed or scan or train is False):
+        try:
+            with step(f"transcribing {type(loaded).__name__} for {to}"):
+                found, proof = transcribe_proved(loaded, to, args, given)
+        except ConversionError as error:
+            print(f"written by its operations, not in the words of its source: {error}")
         else:
-            source, proved = translate_for_evaluation(loaded, to, args, given, shapes, scan=scan)
-        assert proved is not None
-        proof, reason = proved, ""
-    title = source.name
+            code, title = found.whole, found.name
+            print(f"{title}: {proof}")
+            for function, reason in found.fallen.items():
+                print(f"{function} is written by its operations: {reason}")
+    if proof is None:
+        shapes = None if fixed else "auto"
+        code, proof, title = _write_operations(loaded, to, args, given, shapes, train, scan=scan)
+    if not proof:
+        print(f"fmapper translate: {out} was not written: {title} differs", file=sys.stderr)
+        return 1
+    write_text(out, with_stamp(format_code(code)))
+    print(f"written to {out}")
+    if tests:
+        print(f"its test is {write_test(out, proof)}")
+    return 0
+
+
+def _write_operations(
+    model: Any,
+    to: str,
+    args: Any,
+    kwargs: Any,
+    shapes: Any,
+    train: bool | None,
+    *,
+    scan: bool,
+) -> tuple[str, Proof, str]:
+    """Returns the file from the recorded operations of a model, its proof, and its class."""
+    from fmapper.translation.source import check_trains, translate_for_evaluation, translate_proved
+    from fmapper.translation.source import translate as run
+
+    reason = ""
+    proof: Proof | None
+    if train is None:
+        source, proof, reason = translate_proved(model, to, args, kwargs, shapes, scan=scan)
+    elif train:
+        source, _, proof = run(model, to, args, kwargs, shapes, True, proved=True, scan=scan)
+        check_trains(source)
+    else:
+        source, proof = translate_for_evaluation(model, to, args, kwargs, shapes, scan=scan)
+    assert proof is not None
     held, whole = source.layers
-    print(f"{title}: {proof}")
+    print(f"{source.name}: {proof}")
     if reason:
         print(f"for evaluation only, since training failed: {reason}")
     print(f"{held:,} of {whole:,} parameters are in layers of {to}")
-    if fixed:
+    if shapes is None:
         print("the sizes of inputs are those of the examples, and the file takes no others")
     for sentence in source.fixed:
         print(f"a size does not vary: {sentence}")
@@ -123,11 +158,4 @@ def translate(
         print(f"{path}: {count} blocks are one, called by a scan")
     for path, reason in source.not_scanned.items():
         print(f"{path} is not scanned: {reason}")
-    if not proof:
-        print(f"fmapper translate: {out} was not written: {title} differs", file=sys.stderr)
-        return 1
-    write_text(out, with_stamp(format_code(source.code)))
-    print(f"written to {out}")
-    if tests:
-        print(f"its test is {write_test(out, proof)}")
-    return 0
+    return source.code, proof, source.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, ConversionWarning
@@ -24,13 +25,20 @@ from fmapper.programs.steps import (
 from fmapper.progress import step
 from fmapper.translation.constructors.ties import with_called_names
 from fmapper.translation.proof import HalfPrecisionError, prove
-from fmapper.verification.models.owners import family_of, source_of, source_of_callable
+from fmapper.verification.models.owners import (
+    family_of,
+    inputs_for,
+    source_of,
+    source_of_callable,
+)
 from fmapper.warn import warn
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
     from fmapper.translation.source_file import Source
     from fmapper.verification.files.proof import Proof
+
+_HALVES = ("bfloat16", "float16")
 
 
 def source(
@@ -48,6 +56,10 @@ def source(
     The file has the model's classes, with the layers of the target in them, and `load_weights`,
     which fills it from the model's state dict. It imports neither fmapper nor the framework that
     the model comes from.
+
+    Models of torch for `flax`, and those of NNX for `torch`, are written in the words of their
+    source: its constructors, conditions and loops, for both modes, and the file is run and compared
+    with the model. Where that is not possible, and all others, from the operations of a call.
 
     Args:
         model: What `convert(..., structure=True)` has given; or a model to be translated.
@@ -79,6 +91,9 @@ def source(
                 "example_inputs) writes one."
             )
         return format_code(known.code)
+    if not scan and isinstance(dynamic_shapes, str) and dynamic_shapes == "auto":
+        with contextlib.suppress(ConversionError):
+            return transcribe_proved(model, to, example_inputs, example_kwargs)[0].whole
     given = (example_inputs, example_kwargs or {}, dynamic_shapes, train)
     recorded: dict[bool, Program] = {}
     differs: Any = None
@@ -139,6 +154,64 @@ def _target(to: str) -> Models:
             f"models cannot be written as source code for {to}: use {target.name}"
         )
     return target
+
+
+class Transcription(Protocol):
+    """A file with the statements of its source."""
+
+    @property
+    def whole(self) -> str:
+        """The file."""
+
+    @property
+    def name(self) -> str:
+        """The class of the model in it."""
+
+    @property
+    def fallen(self) -> Mapping[str, str]:
+        """Functions that are written by their operations -> the reason."""
+
+
+def transcribe_proved(
+    model: Any, to: str, args: Any, kwargs: Mapping[str, Any] | None
+) -> tuple[Transcription, Proof]:
+    """Writes a model in the words of its source, and proves the file in both modes.
+
+    Args:
+        model: A model of PyTorch, for a file for Flax NNX; or the other way round.
+        to: The target.
+        args: What it is called with, by position.
+        kwargs: What it is called with by keyword.
+
+    Raises:
+        ConversionError: Something in it has no counterpart, or the file differs; says what.
+    """
+    from fmapper_translate import transcribe
+
+    target, variant = find_target(to)
+    origin = source_of(model)
+    if variant or origin is None:
+        raise ConversionError(f"{type(model).__name__} is not transcribed for {to}")
+    args = tuple(args) if isinstance(args, tuple | list) else (args,)
+    args, kwargs = inputs_for(origin, args, kwargs or {})
+    try:
+        found = transcribe(model, args, options=kwargs, target=target.name)
+        if coarse := next((n for n, x in found.weights.items() if _is_half(x)), ""):
+            raise ConversionError(f"{coarse} is of half precision, which proves little")
+        proof = found.prove(model, args, kwargs)
+    except ConversionError:
+        raise
+    except Exception as error:  # of the model's own code too, which runs with probes in it
+        raise ConversionError(
+            f"{type(model).__name__} cannot be transcribed: {type(error).__name__}: {error}"
+        ) from error
+    if not proof:
+        raise ConversionError(f"{type(model).__name__}: its transcription differs: {proof}")
+    return found, proof
+
+
+def _is_half(array: Any) -> bool:
+    return str(array.dtype).rpartition(".")[2] in _HALVES
 
 
 def translate_proved(

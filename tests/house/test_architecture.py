@@ -123,10 +123,20 @@ def test_only_what_writes_files_imports_the_translator_when_it_is_imported():
             assert not [module for module in modules if ".translation" in module], path
 
 
-def test_nothing_imports_the_package_of_the_translator():
-    for path in CORE + ADAPTERS:
-        modules = {module for module, _ in imports(path, everywhere=True)}
-        assert not {m for m in modules if m.partition(".")[0] == "fmapper_translate"}, path
+def test_one_module_imports_the_package_of_the_translator():
+    """Where it is asked for a file: no plain conversion loads it."""
+    users = [
+        name_of(path)
+        for path in CORE + ADAPTERS
+        for module, _ in imports(path, everywhere=True)
+        if module.partition(".")[0] == "fmapper_translate"
+    ]
+    assert users == ["fmapper/translation/source"]
+    assert not [
+        module
+        for module, _ in imports(ROOT / "fmapper/translation/source.py", everywhere=False)
+        if module.partition(".")[0] == "fmapper_translate"
+    ]
 
 
 def test_the_core_imports_no_framework_and_no_adapter():

@@ -809,3 +809,11 @@ def test_a_dimension_that_is_an_argument_stays_one():
     exec(made.code, names)
     other = names["scale"](jnp.array(x), jnp.array(gain), 2)
     assert jnp.allclose(other, scale(x, gain, 2).numpy())
+
+
+def test_random_numbers_go_on_as_if_nothing_was_transcribed():
+    model, x = Typed().eval(), torch.ones(2, 4)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    transcribe(model, (x,), ((), {}))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()

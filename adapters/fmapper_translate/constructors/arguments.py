@@ -27,8 +27,9 @@ def find_arguments(model: nn.Module) -> Arguments:
         NotTranscribed: Some argument left no trace, or a model made with these is another one.
     """
     cls = type(model)
-    arguments = _read(model)
+    found = _read(model)
     names = inspect.signature(cls).parameters
+    arguments = {name: found[name] for name in names if name in found}
     kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     lacking = [
         parameter.name for parameter in names.values()

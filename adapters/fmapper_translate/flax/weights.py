@@ -105,8 +105,10 @@ def freeze(module):
             setattr(module, name, Buffer(variable[...]))
 
 
-def load_weights(model, state):
+def load_weights(model, state, strict=True):
     """Fills a model with the arrays of the source's state dict; returns it.
+
+    With `strict=False` arrays that are not in there stay as they are, and others are ignored.
 
     Raises:
         ValueError: Arrays are missing or left over, or have another shape.
@@ -123,7 +125,7 @@ def load_weights(model, state):
             filled.add(id(variable))
     missing = [name for name, variable, _ in named_arrays(model) if id(variable) not in filled]
     left = [name for name in arrays if not name.endswith("num_batches_tracked")]
-    if missing or left:
+    if strict and (missing or left):
         raise ValueError(f"missing: {missing}; left over: {left}")
     return model
 

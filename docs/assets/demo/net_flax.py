@@ -1,90 +1,110 @@
-"""Net for Flax NNX, from net.Net; written by fmapper."""
+"""Net for Flax NNX, transcribed from net"""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 
-def check_shapes(*expected):
-    """Raises where arrays have other shapes than those that the code is written for.
+class Buffer(nnx.Variable):
+    """An array that is not trained."""
 
-    A size is a number or a name, which may say what divides it, and how small and large it may be:
-    `batch 3 height%16 width>=17<=64`.
-    """
-    sizes = {}
-    for array, shape in expected:
-        for size, word in zip(array.shape, shape.split(), strict=True):
-            word, _, most = word.partition("<=")
-            word, _, least = word.partition(">=")
-            name, _, divisor = word.partition("%")
-            known = int(name) if name.isdigit() else sizes.setdefault(name, size)
-            fits = size >= int(least or 0) and size % int(divisor or 1) == 0
-            fits = fits and (not most or size <= int(most))
-            if not fits or size != known and name != "_":
-                known = "" if name.isdigit() else f", with {name} = {known}"
-                raise ValueError(f"{tuple(array.shape)} is not ({shape}){known}")
+
+def uniform_init(low, high):
+    """Returns an initializer that draws uniformly from an interval."""
+
+    def init(key, shape, dtype=jnp.float32):
+        return jax.random.uniform(key, shape, dtype, low, high)
+
+    return init
+
+
+class Linear(nnx.Linear):
+    """A linear layer with PyTorch's arguments and initial values."""
+
+    source_arrays = {"kernel": ("weight", (1, 0))}
+
+    def __init__(self, in_features, out_features, bias=True, *, rngs):
+        bound = in_features**-0.5
+        init = uniform_init(-bound, bound)
+        super().__init__(
+            in_features, out_features, use_bias=bias, kernel_init=init, bias_init=init, rngs=rngs
+        )
+
+
+def named_arrays(module, path=()):
+    """Yields the name of each array in the source, its variable, and its axes there."""
+    names = getattr(module, "source_arrays", {})
+    for key, value in vars(module).items():
+        if isinstance(value, nnx.Module) and not getattr(value, "is_plain", False):
+            yield from named_arrays(value, (*path, key))
+        elif isinstance(value, nnx.Param | nnx.BatchStat | Buffer):
+            name, axes = names.get(key, (key, None))
+            yield ".".join((*path, name)), value, axes
 
 
 class Block(nnx.Module):
-    def __init__(self, *, rngs: nnx.Rngs):
-        self.up = nnx.Linear(16, 64, rngs=rngs)
-        self.down = nnx.Linear(64, 16, rngs=rngs)
+    def __init__(self, width, *, rngs: nnx.Rngs):
+        self.up = Linear(width, 4 * width, rngs=rngs)
+        self.down = Linear(4 * width, width, rngs=rngs)
 
     def __call__(self, x):
-        # x: (batch, length, 16) -> (batch, length, 16)
         return x + self.down(jax.nn.relu(self.up(x)))
 
 
 class Net(nnx.Module):
-    def __init__(self, *, rngs: nnx.Rngs):
-        self.embed = nnx.Linear(8, 16, rngs=rngs)
-        self.blocks = nnx.List([Block(rngs=rngs) for _ in range(2)])
+    def __init__(self, width=16, depth=2, *, rngs: nnx.Rngs):
+        self.embed = Linear(8, width, rngs=rngs)
+        self.blocks = nnx.List((Block(width, rngs=rngs) for _ in range(depth)))
         self.drop = nnx.Dropout(0.1, rngs=rngs)
-        self.head = nnx.Linear(16, 10, rngs=rngs)
+        self.head = Linear(width, 10, rngs=rngs)
 
     def __call__(self, x):
-        # -> (batch, 10)
-        check_shapes((x, "batch length 8"))
         x = self.embed(x)
         for block in self.blocks:
             x = block(x)
         return self.head(self.drop(x.mean(axis=1)))
 
 
-ARRAYS = {
-    nnx.Linear: {"kernel": ("weight", (1, 0))},
-}
+TIED = {}  # names in the source's state -> those here
 
 
-def load_weights(model: nnx.Module, state, strict=True) -> nnx.Module:
-    """Fills the model with the arrays of the source's state dict, by name; returns it.
+def load_weights(model, state, strict=True):
+    """Fills a model with the arrays of the source's state dict; returns it.
 
     With `strict=False` arrays that are not in there stay as they are, and others are ignored.
 
     Raises:
         ValueError: Arrays are missing or left over, or have another shape.
     """
-    known, missing = set(), []
-    for path, layer in nnx.iter_modules(model):
-        names = next((found for cls, found in ARRAYS.items() if isinstance(layer, cls)), {})
-        for key, variable in vars(layer).items():
-            if not isinstance(variable, nnx.Variable) or isinstance(variable, nnx.RngState):
-                continue
-            source, order = names.get(key, (key, None))
-            name = ".".join(map(str, (*path, source)))
-            known.add(name)
-            if name in state:
-                array = jnp.asarray(state[name], variable.dtype)
-                if order is not None and array.ndim == len(order):
-                    array = array.transpose(order)
-                if array.shape != variable.shape:
-                    raise ValueError(f"{name}: {array.shape} instead of {variable.shape}")
-                variable.set_value(array)
-            else:
-                missing.append(name)
-    left = [name for name in state if name not in known]
+    arrays = {TIED.get(name, name): jnp.asarray(array) for name, array in state.items()}
+    filled = set()
+    for name, variable, axes in named_arrays(model):
+        if name in arrays:
+            array = arrays.pop(name)
+            array = array if axes is None else array.transpose(axes)
+            if array.shape != variable.shape:
+                raise ValueError(f"{name}: {array.shape} instead of {variable.shape}")
+            variable.set_value(array.astype(variable.dtype))
+            filled.add(id(variable))
+    missing = [name for name, variable, _ in named_arrays(model) if id(variable) not in filled]
+    left = [name for name in arrays if not name.endswith("num_batches_tracked")]
     if strict and (missing or left):
-        raise ValueError(f"the state lacks {missing}; {left} are not in the model")
+        raise ValueError(f"missing: {missing}; left over: {left}")
     return model
 
-# Written by fmapper, which does not overwrite it once it is edited: 8911e5750fa38925
+
+def source_state(model):
+    """Returns the arrays of a model by their names in the source, in its layouts."""
+    state = {}
+    for name, variable, axes in named_arrays(model):
+        array = variable[...]
+        back = axes and [axes.index(axis) for axis in range(array.ndim)]
+        state[name] = array.transpose(back) if back else array
+    return state | {second: state[first] for second, first in TIED.items()}
+
+
+def make_model(*, rngs):
+    """Makes the model that this file was written for."""
+    return Net(width=16, depth=2, rngs=rngs)
+
+# Written by fmapper, which does not overwrite it once it is edited: 7536dacf5f933dc6

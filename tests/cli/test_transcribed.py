@@ -1,0 +1,111 @@
+"""`source` and `fmapper translate`: in the words of the source, or by operations."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import fmapper
+from fmapper import ConversionError
+from fmapper.cli.main import main
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("flax")
+
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, width=4, depth=2):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+model = Net(depth=3)
+"""
+EXAMPLE = torch.ones(2, 4)
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "net_in_words.py").write_text(NET)
+    monkeypatch.syspath_prepend(tmp_path)
+    import net_in_words  # type: ignore[import-not-found]
+
+    return net_in_words.model
+
+
+def transcribing(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> list[Any]:
+    """Has a transcription give a proof, or raise an error; returns what is asked for."""
+    asked: list[Any] = []
+
+    def transcribe(model: Any, inputs: Any, **settings: Any) -> Any:
+        asked.append((model, inputs, settings))
+        if isinstance(outcome, Exception):
+            raise outcome
+        weights = dict(model.named_parameters())
+        prove = SimpleNamespace(weights=weights, whole="whole", name="Net", fallen={})
+        prove.prove = lambda *_: outcome
+        return prove
+
+    monkeypatch.setattr("fmapper_translate.transcribe", transcribe)
+    return asked
+
+
+def test_source_is_the_transcription_that_is_proved(
+    net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = transcribing(monkeypatch, True)
+    assert fmapper.source(net, "nnx", EXAMPLE.numpy()) == "whole"
+    ((model, inputs, settings),) = asked
+    assert model is net
+    assert torch.equal(inputs[0], EXAMPLE)
+    assert settings == {"options": {}, "target": "flax"}
+
+
+@pytest.mark.parametrize(
+    "outcome", [False, ConversionError("no counterpart"), TypeError("of the model's code")]
+)
+def test_source_is_by_operations_where_there_is_no_proof(
+    net: Any, monkeypatch: pytest.MonkeyPatch, outcome: Any
+) -> None:
+    asked = transcribing(monkeypatch, outcome)
+    assert "nnx.Linear(4, 4" in fmapper.source(net, "flax", (EXAMPLE,))
+    assert len(asked) == 1
+
+
+def test_models_in_half_precision_are_not_proved(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    transcribing(monkeypatch, True)
+    half = net.bfloat16()
+    assert fmapper.source(half, "flax", (EXAMPLE.bfloat16(),)) != "whole"
+
+
+@pytest.mark.parametrize("options", [{"scan": True}, {"dynamic_shapes": None}])
+def test_what_only_operations_give_is_asked_of_them(
+    net: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    asked = transcribing(monkeypatch, True)
+    assert fmapper.source(net, "flax", (EXAMPLE,), **options) != "whole"
+    assert not asked
+
+
+@pytest.mark.nightly
+def test_the_command_writes_the_words_of_the_source_with_a_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    out = tmp_path / "net_flax.py"
+    words = ["translate", f"{tmp_path / 'net.py'}:model", "--to", "flax", "--out", str(out)]
+    assert main([*words, "--example", "randn(2, 4)", "--tests"]) == 0
+    text = out.read_text()
+    assert "def __init__(self, width=4, depth=2, *, rngs" in text
+    assert "return Net(width=4, depth=3, rngs=rngs)" in text
+    assert "train steps" in capsys.readouterr().out
+    assert pytest.main(["-q", "-p", "no:cacheprovider", str(tmp_path / "test_net_flax.py")]) == 0
+    assert main([*words, "--example", "randn(2, 4)", "--eval"]) == 0
+    assert "make_model" not in out.read_text()
