@@ -262,10 +262,19 @@ class Statements(walk.Statements):
                 initial_values.initialize_by_method, self.expressions, call, func
             )
             yield from self._initialize(made)
-        elif arrays.is_array(self.expressions, func.value):
-            yield arrays.write(self.expressions, func.value, self.code(call))
+            return
+        changed, later = func.value, [*call.args, *call.keywords]
+        while isinstance(changed, ast.Call) and isinstance(changed.func, ast.Attribute):
+            if changed.func.attr[-1] != "_":  # the method gives its tensor
+                break
+            if any(text(changed.func.value) in ast.unparse(node) for node in later):
+                raise NotTranscribed(f"{text(changed.func.value)} is read while it changes")
+            later += [*changed.args, *changed.keywords]
+            changed = changed.func.value
+        if arrays.is_array(self.expressions, changed):
+            yield arrays.write(self.expressions, changed, self.code(call))
         else:
-            yield f"{text(self._target(func.value))} = {bare(self.code(call))}"
+            yield f"{text(self._target(changed))} = {bare(self.code(call))}"
 
     def _super(self, call: ast.Call) -> Iterator[str]:
         owner = self._function.owner

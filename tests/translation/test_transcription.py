@@ -817,3 +817,36 @@ def test_random_numbers_go_on_as_if_nothing_was_transcribed():
     transcribe(model, (x,), ((), {}))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()
+
+
+class Averaged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(4))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.75).add_(0.25 * x.mean(0))
+        return x - self.mean
+
+
+def test_methods_in_a_row_that_change_an_array_are_one_statement():
+    model, x = Averaged(), torch.randn(2, 4)
+    made = transcribe(copy.deepcopy(model), (x,), ((), {}))
+    names = {}
+    exec(made.whole, names)
+    twin = names["make_model"](rngs=nnx.Rngs(0))
+    assert jnp.allclose(twin(jnp.array(x)), model(x).numpy(), atol=1e-6)
+    assert jnp.allclose(twin.mean[...], model.mean.numpy(), atol=1e-6)
+
+
+class ReadsWhatChanges(Averaged):
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.75).add_(0.25 * self.mean)
+        return x - self.mean
+
+
+def test_an_array_that_is_read_while_it_changes_is_refused():
+    with pytest.raises(NotTranscribed, match="read while it changes"):
+        transcribe(ReadsWhatChanges(), (torch.randn(2, 4),), ((), {}))
