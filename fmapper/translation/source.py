@@ -58,8 +58,9 @@ def source(
     the model comes from.
 
     Models of torch for `flax`, and those of NNX for `torch`, are written in the words of their
-    source: its constructors, conditions and loops, for both modes, and the file is run and compared
-    with the model. Where that is not possible, and all others, from the operations of a call.
+    source: its constructors, conditions and loops, for both modes, and the results of each function
+    in evaluation are compared with the model's. Where that is not possible, and all others, from
+    the operations of a call.
 
     Args:
         model: What `convert(..., structure=True)` has given; or a model to be translated.
@@ -68,7 +69,8 @@ def source(
         example_inputs: What it is called with, by position.
         example_kwargs: What it is called with by keyword.
         dynamic_shapes: Which sizes may vary: by default all that the code does not fix.
-        train: Write what it does in training, too: dropout, batch statistics.
+        train: Write what it does in training, too: dropout, batch statistics. A file in the words
+            of the source has it in any case; it is run and compared in training.
         scan: Write blocks that repeat as one with stacked arrays, called by a scan, which compiles
             one block and not all of them. Lists that cannot be scanned stay lists.
 
@@ -93,7 +95,8 @@ def source(
         return format_code(known.code)
     if not scan and isinstance(dynamic_shapes, str) and dynamic_shapes == "auto":
         with contextlib.suppress(ConversionError):
-            return transcribe_proved(model, to, example_inputs, example_kwargs)[0].whole
+            write = transcribe_proved if train else transcribe
+            return write(model, to, example_inputs, example_kwargs)[0].whole
     given = (example_inputs, example_kwargs or {}, dynamic_shapes, train)
     recorded: dict[bool, Program] = {}
     differs: Any = None
@@ -168,6 +171,13 @@ class Transcription(Protocol):
         """The class of the model in it."""
 
     @property
+    def weights(self) -> Mapping[str, Any]:
+        """The arrays that it loads."""
+
+    def prove(self, model: Any, inputs: Any, options: Any) -> Proof:
+        """Compares its outputs, gradients and five steps with those of the model."""
+
+    @property
     def fallen(self) -> Mapping[str, str]:
         """Functions that are written by their operations -> the reason."""
 
@@ -177,6 +187,22 @@ def transcribe_proved(
 ) -> tuple[Transcription, Proof]:
     """Writes a model in the words of its source, and proves the file in both modes.
 
+    Arguments and errors are those of `transcribe`; a file that differs is an error, too.
+    """
+    found, args, kwargs = transcribe(model, to, args, kwargs)
+    if coarse := next((name for name, x in found.weights.items() if _is_half(x)), ""):
+        raise ConversionError(f"{coarse} is of half precision, which proves little")
+    proof = found.prove(model, args, kwargs)
+    if not proof:
+        raise ConversionError(f"{type(model).__name__}: its transcription differs: {proof}")
+    return found, proof
+
+
+def transcribe(
+    model: Any, to: str, args: Any, kwargs: Mapping[str, Any] | None
+) -> tuple[Transcription, tuple[Any, ...], dict[str, Any]]:
+    """Writes a model in the words of its source; returns the file, and the model's own inputs.
+
     Args:
         model: A model of PyTorch, for a file for Flax NNX; or the other way round.
         to: The target.
@@ -184,9 +210,9 @@ def transcribe_proved(
         kwargs: What it is called with by keyword.
 
     Raises:
-        ConversionError: Something in it has no counterpart, or the file differs; says what.
+        ConversionError: Something in it has no counterpart; says what.
     """
-    from fmapper_translate import transcribe
+    import fmapper_translate
 
     target, variant = find_target(to)
     origin = source_of(model)
@@ -195,19 +221,14 @@ def transcribe_proved(
     args = tuple(args) if isinstance(args, tuple | list) else (args,)
     args, kwargs = inputs_for(origin, args, kwargs or {})
     try:
-        found = transcribe(model, args, options=kwargs, target=target.name)
-        if coarse := next((n for n, x in found.weights.items() if _is_half(x)), ""):
-            raise ConversionError(f"{coarse} is of half precision, which proves little")
-        proof = found.prove(model, args, kwargs)
+        found = fmapper_translate.transcribe(model, args, options=kwargs, target=target.name)
     except ConversionError:
         raise
     except Exception as error:  # of the model's own code too, which runs with probes in it
         raise ConversionError(
             f"{type(model).__name__} cannot be transcribed: {type(error).__name__}: {error}"
         ) from error
-    if not proof:
-        raise ConversionError(f"{type(model).__name__}: its transcription differs: {proof}")
-    return found, proof
+    return found, args, kwargs
 
 
 def _is_half(array: Any) -> bool:

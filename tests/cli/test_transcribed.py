@@ -9,6 +9,7 @@ import pytest
 import fmapper
 from fmapper import ConversionError
 from fmapper.cli.main import main
+from fmapper.translation.source import transcribe_proved
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("flax")
@@ -57,11 +58,12 @@ def transcribing(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> list[Any]:
     return asked
 
 
-def test_source_is_the_transcription_that_is_proved(
-    net: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("train", [False, True])
+def test_source_is_the_transcription(
+    net: Any, monkeypatch: pytest.MonkeyPatch, train: bool
 ) -> None:
-    asked = transcribing(monkeypatch, True)
-    assert fmapper.source(net, "nnx", EXAMPLE.numpy()) == "whole"
+    asked = transcribing(monkeypatch, train)  # what is not asked to train is not proved
+    assert fmapper.source(net, "nnx", EXAMPLE.numpy(), train=train) == "whole"
     ((model, inputs, settings),) = asked
     assert model is net
     assert torch.equal(inputs[0], EXAMPLE)
@@ -75,14 +77,15 @@ def test_source_is_by_operations_where_there_is_no_proof(
     net: Any, monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> None:
     asked = transcribing(monkeypatch, outcome)
-    assert "nnx.Linear(4, 4" in fmapper.source(net, "flax", (EXAMPLE,))
+    assert "nnx.Linear(4, 4" in fmapper.source(net, "flax", (EXAMPLE,), train=True)
     assert len(asked) == 1
 
 
 def test_models_in_half_precision_are_not_proved(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     transcribing(monkeypatch, True)
     half = net.bfloat16()
-    assert fmapper.source(half, "flax", (EXAMPLE.bfloat16(),)) != "whole"
+    with pytest.raises(ConversionError, match="of half precision"):
+        transcribe_proved(half, "flax", (EXAMPLE.bfloat16(),), None)
 
 
 @pytest.mark.parametrize("options", [{"scan": True}, {"dynamic_shapes": None}])

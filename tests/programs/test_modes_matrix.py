@@ -421,7 +421,7 @@ def test_files_of_torch_train_or_refuse_to(make, monkeypatch):
     def refuse(*_):
         raise fmapper.ConversionError("a transcription trains")
 
-    monkeypatch.setattr("fmapper.translation.source.transcribe_proved", refuse)
+    monkeypatch.setattr("fmapper.translation.source.transcribe", refuse)
     x = TOKENS if make is TorchAttended else X
     code = fmapper.source(make(), "flax", (torch.from_numpy(x),))
     module = types.ModuleType("written_for_evaluation")

@@ -13,4 +13,4 @@ def only_operations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         def refuse(*_: object) -> None:
             raise ConversionError("these tests look at operations")
 
-        monkeypatch.setattr("fmapper.translation.source.transcribe_proved", refuse)
+        monkeypatch.setattr("fmapper.translation.source.transcribe", refuse)
