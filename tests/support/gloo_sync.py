@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import fmapper
 
@@ -117,6 +117,15 @@ def check_rows_that_do_not_divide_evenly() -> None:
     values = change(source, 6)
     sync()
     assert_values(target, values)
+
+
+def check_shards_of_other_sizes_than_their_mesh_gives_are_refused() -> None:
+    """`fully_shard` makes such ones on a mesh whose ranks do not ascend."""
+    pair = init_device_mesh("cpu", (4,))
+    local, whole = torch.zeros(3, 7), torch.Size([7, 7])  # 2, 2, 2, and 1 row by the mesh
+    shards = DTensor.from_local(local, pair, [Shard(0)], shape=whole, stride=(7, 1))
+    with pytest.raises(fmapper.PlacementError, match=r"\[3, 7\] in this process, but \[[12], 7\]"):
+        fmapper.Sync({"w": torch.zeros(7, 7)}, {"w": shards})
 
 
 def check_the_mesh_that_fully_shard_makes_by_itself() -> None:

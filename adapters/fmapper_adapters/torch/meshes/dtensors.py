@@ -226,6 +226,13 @@ class TorchMeshes(Meshes):
         boxes = self.own_boxes(layout[0], array.shape, layout[1])
         local = array.detach().to_local()
         parts = local.chunk(len(boxes), _packed_dimension(layout[1])) if boxes[1:] else [local]
+        for box, part in zip(boxes, parts, strict=True):
+            if (wanted := tuple(end - start for start, end in box)) != part.shape:
+                raise PlacementError(
+                    f"a DTensor has {[*part.shape]} in this process, but {[*wanted]} by its mesh "
+                    "and placements. Make it with distribute_tensor, and fully_shard on a mesh "
+                    "whose ranks ascend"
+                )
         return dict(zip(boxes, parts, strict=True))
 
     def packings(self, node: Any) -> Iterator[tuple[str, Any, Packed]]:
