@@ -195,10 +195,7 @@ class Arrays(Framework):
         return [(self.device(array), self.dtype(array)) for array in arrays]
 
     def places(self, arrays: Sequence[Any]) -> Iterator[Any]:
-        """Yields one value per array; equal ones are of one shape and dtype and lie alike.
-
-        Faster than asking each array. Arrays on a mesh lie alike if their layouts are equal.
-        """
+        """Yields one value per array: its shape, dtype and layout; faster than asking each."""
         layout = getattr(self, "layout", lambda _: None)
         return ((self.shape(a), self.dtype(a), self.device(a), layout(a)) for a in arrays)
 
@@ -474,6 +471,10 @@ class Arrays(Framework):
     def memory(self, array: Any) -> Memory | None:
         """Returns the memory layout of a strided array; None if it cannot have views."""
         return None
+
+    def addresses(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Returns values that stay equal while all arrays lie where they are."""
+        return [self.memory(array) or id(array) for array in arrays]
 
     def shares_elements(self, a: Any, b: Any) -> bool:
         """Returns whether two arrays have an element in common, not only overlapping spans."""

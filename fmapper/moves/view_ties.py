@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ class _Span:
     high: int
     memory: Memory
     shape: tuple[int, ...]
+    owner: Arrays
 
     @property
     def rank_as_base(self) -> tuple[bool, bool, int, int]:
@@ -38,28 +39,58 @@ class _Span:
         return not self.memory.plain, backwards, -math.prod(self.shape), self.index
 
 
-def find_view_ties(arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
-    """Finds arrays that share elements with others of the list, and a base for each."""
+def find_view_ties(arrays: Sequence[Any], adapter: Arrays | None = None) -> list[ViewTie]:
+    """Finds arrays that share elements with others of the list, and a base for each.
+
+    Without an adapter they may be of several frameworks. Of two frameworks, those with overlapping
+    spans count as sharing elements.
+    """
+    from fmapper.backends.discovery import owner_of
+
     spans: list[_Span] = []
     for index, array in enumerate(arrays):
-        memory = adapter.memory(array)
+        owner = adapter or owner_of(array)
+        memory = owner.memory(array)
         if memory is not None:
-            shape = adapter.shape(array)
-            spans.append(_Span(index, *_bounds(memory, shape), memory, shape))
+            shape = owner.shape(array)
+            spans.append(_Span(index, *_bounds(memory, shape), memory, shape, owner))
     spans.sort(key=lambda span: span.low)
     ties: list[ViewTie] = []
     cluster: list[_Span] = []
     reach = 0
     for span in spans:
         if cluster and span.low >= reach:
-            ties += _ties_among(cluster, arrays, adapter)
+            ties += _ties_among(cluster, arrays)
             cluster = []
         cluster.append(span)
         reach = max(reach, span.high)
-    return ties + _ties_among(cluster, arrays, adapter)
+    return ties + _ties_among(cluster, arrays)
 
 
-def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
+def ties_of(arrays: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Yields the indices of arrays of any frameworks that are one or have elements in common."""
+    from fmapper.backends.discovery import owner_of
+
+    first: dict[int, int] = {}
+    same = ((at, first.setdefault(id(array), at)) for at, array in enumerate(arrays))
+    yield from (pair for pair in same if pair[0] != pair[1])
+    adapters = {owner_of(array) for array in {type(array): array for array in arrays}.values()}
+    if len(adapters) > 1 or any(adapter.may_share_memory(arrays) for adapter in adapters):
+        yield from ((tie.view, tie.base) for tie in find_view_ties(arrays))
+
+
+def addresses(arrays: Sequence[Any]) -> list[Any]:
+    """Returns a list that stays equal while all arrays lie where they are."""
+    from fmapper.backends.discovery import owner_of
+
+    owners = {owner_of(array) for array in {type(array): array for array in arrays}.values()}
+    groups = [[x for x in arrays if len(owners) == 1 or owner_of(x) is each] for each in owners]
+    return [
+        at for owner, group in zip(owners, groups, strict=True) for at in owner.addresses(group)
+    ]
+
+
+def _ties_among(cluster: list[_Span], arrays: Sequence[Any]) -> list[ViewTie]:
     """Finds the ties among arrays with overlapping spans, whose elements may still be disjoint."""
     ties: list[ViewTie] = []
     bases: list[_Span] = []
@@ -71,7 +102,10 @@ def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Arrays) ->
                 for base in bases
                 if span.low < base.high
                 and base.low < span.high
-                and adapter.shares_elements(array, arrays[base.index])
+                and (
+                    span.owner is not base.owner
+                    or span.owner.shares_elements(array, arrays[base.index])
+                )
             ),
             None,
         )

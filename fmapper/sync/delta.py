@@ -42,18 +42,7 @@ def digest(bits: LazyArray) -> str:
 
 
 def encode(base: LazyArray, new: LazyArray) -> LazyArray:
-    """Encodes the difference between the bits of two arrays, from `bits_of`, as uint8.
-
-    Examples:
-        >>> import numpy as np
-        >>> from fmapper.checkpoints import LazyArray
-        >>> base, new = np.zeros(1000, np.uint16), np.zeros(1000, np.uint16)
-        >>> new[[3, 700]] = 5
-        >>> code = encode(LazyArray.of(base), LazyArray.of(new))
-        >>> Changes(code, base.size, base.dtype).apply(base)
-        >>> base[700], code.size
-        (np.uint16(5), 12)
-    """
+    """Encodes the difference between the bits of two arrays, from `bits_of`, as uint8."""
     import numpy as np
 
     from fmapper.checkpoints.lazy import LazyArray

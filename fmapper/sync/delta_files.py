@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -33,6 +34,7 @@ from fmapper.tree.nodes import sync
 
 T = TypeVar("T")
 _KEY = "fmapper.delta"
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 
 @short_traceback
@@ -169,11 +171,9 @@ def _differences(wanted: Mapping[str, _Outline], given: Mapping[str, _Outline]) 
             yield f"{show(name)} has other values: {there.digest}, not {here.digest}"
 
 
-def _check_same(
-    problem: str, wanted: Mapping[str, _Outline], given: Mapping[str, _Outline]
-) -> None:
+def _check_same(text: str, wanted: Mapping[str, _Outline], given: Mapping[str, _Outline]) -> None:
     for difference in _differences(wanted, given):
-        raise CheckpointError(f"{problem}: {difference}")
+        raise CheckpointError(f"{text}: {difference}")
 
 
 class _State:
@@ -268,6 +268,7 @@ class _Delta(NamedTuple):
             rows: Any = table.values() if type(table) is dict else [None]
             for row in rows:
                 is_row = type(row) is list and [*map(type, row)] == [str, list, str, str]
+                is_row = is_row and all(map(_DIGEST.fullmatch, row[2:]))
                 if not is_row or not all(type(size) is int and size >= 0 for size in row[1]):
                     raise Misfit("is damaged: it lacks the table of its arrays")
             if codes.keys() != {name for name, row in table.items() if row[2] != row[3]}:

@@ -15,7 +15,8 @@ from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints.boxes import Box
 from fmapper.errors import SyncError
 from fmapper.files.dtypes import numpy_dtype
-from fmapper.sync.memory import Values, on_host, parts_of, ties_of
+from fmapper.moves.view_ties import ties_of
+from fmapper.sync.memory import Values, on_host, parts_of
 from fmapper.sync.reader import Reader
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Outline(NamedTuple):
     tied_to: str = ""  # the first name of the same array; empty if that is this one
     needed: bool = True  # the other end must have it
     free: bool = False  # it may stay as it is: a counter, a random state
+    random: bool = False  # it is a random state, which stays
 
 
 class Held(NamedTuple):
@@ -87,28 +89,24 @@ class End:
         self.outlines: dict[str, Outline] = {}  # of the arrays of the model, by name
         for name, entry in entries.items():
             free = entry.random or is_counter(entry) or entry.transient or is_kept(entry, keep)
-            tied, needed = entry.tied_to, is_needed(entry)
-            self.outlines[name] = Outline(entry.shape, entry.dtype, tied, needed, free)
-        if self.generator is None:
-            live = {name: entry.value for name, entry in entries.items() if not entry.random}
-        else:
-            live = self.generator.live_arrays()
+            kinds = is_needed(entry), free, entry.random
+            self.outlines[name] = Outline(entry.shape, entry.dtype, entry.tied_to, *kinds)
+        values = {name: entry.value for name, entry in entries.items() if not entry.random}
+        live = values if self.generator is None else self.generator.live_arrays()
         self._reader = Reader(tree if self.generator is None else live)
         self.arrays = self._reader.first  # those that are held, each once
         self.places = [*map(Place.of, self.arrays)]
         self._is_whole = all(place.layout is None for place in self.places)
         numbers = {id(array): number for number, array in enumerate(self.arrays)}
-        # whether two that share memory are the same
-        self.overlaps = {pair: self._are_same(*pair, self.arrays) for pair in ties_of(self.arrays)}
-        same = {view: base for (view, base), is_same in self.overlaps.items() if is_same}
+        shared = ties_of(self.arrays)
+        self._same = same = {v: base for v, base in shared if self._are_same(v, base, self.arrays)}
         for name, array in live.items():
             if id(array) not in numbers:
                 raise SyncError(
                     f"{name}: this array of the {role} is computed when it is asked for, so "
                     "that it cannot be kept in step. Pass fmapper.state of the model"
                 )
-        found = ((name, numbers[id(array)]) for name, array in live.items())
-        self.numbers = {name: same.get(number, number) for name, number in found}
+        self.numbers = {name: same.get(n := numbers[id(x)], n) for name, x in live.items()}
         first = {number: name for name, number in reversed(self.numbers.items())}
         for name, outline in self.outlines.items():
             tied_to = first.get(self.numbers.get(name, -1), name)
@@ -157,8 +155,8 @@ class End:
         if self.generator is not None:
             tree = self.generator.live_arrays()
         arrays = self._reader.read(self.tree if tree is None else tree)
-        for (view, base), was_same in self.overlaps.items():
-            if was_same and not self._are_same(view, base, arrays):
+        for view, base in self._same.items():
+            if not self._are_same(view, base, arrays):
                 name = next(name for name, number in self.numbers.items() if number == base)
                 raise SyncError(
                     f"{name} of the {self._role} had the memory of another array when the sync was "

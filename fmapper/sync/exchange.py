@@ -38,6 +38,7 @@ _WHOLE, _BASE, _DELTA = range(3)  # kinds of packets, in their first byte; a bas
 _ALIGNMENT = 8  # bytes of the values of each transfer in a packet
 _SHORT = 5.0  # seconds that one that has failed waits for what others have decided
 _READY, _FAILED, _WRITTEN, _UNSURE = b"ready", b"failed ", b"written", b"unsure"
+_ANOTHER = "calls another sync. Call those of one transport in the same order in all processes"
 _OLD = ". The running model has its old weights"
 
 
@@ -45,10 +46,12 @@ class Exchanger:
     """The side of one process; it has no transport where there are no others."""
 
     def __init__(self, transport: Transport | None, timeout: float) -> None:
-        self.transport = transport or default_transport()
+        self.transport = way = transport or default_transport()
         self._timeout = timeout
-        self.rank = 0 if self.transport is None else self.transport.rank
-        size = 1 if self.transport is None else self.transport.size
+        self.rank, size, number = (0, 1, 0) if way is None else (way.rank, way.size, way.syncs)
+        self._ready = _READY + b" %d" % number  # it says which sync of the transport this is
+        if way is not None:
+            way.syncs += 1
         self._others = [rank for rank in range(size) if rank != self.rank]
         self._packets: dict[tuple[int, int], list[_Packet]] = {}  # by sender and receiver
         self._last: dict[tuple[int, int, int], Array] = {}  # the packets of a call with delta=True
@@ -118,7 +121,10 @@ class Exchanger:
             self._say(self._failure("begin", error))
             raise
         self._broken = "it has not ended" if self._others else ""
-        problem: Exception | None = self._problem_in(self._say(_READY))
+        replies = self._say(self._ready)
+        wrong = [r for r, said in replies.items() if said != self._ready and type(said) is bytes]
+        replies |= {r: f"rank {r} {_ANOTHER}" for r in wrong}
+        problem: Exception | None = self._problem_in(replies)
         if problem is not None:
             if not self._lost:
                 self._broken = ""  # all know, and the next call may work
@@ -200,7 +206,7 @@ class Exchanger:
         """Returns what the others are told of an error; one that has come is passed on."""
         text = _text(error)
         if not text.endswith(_OLD):
-            text = f"rank {self.rank} cannot {what}: {text}"
+            text = f"rank {self.rank} cannot {what}: {text.removesuffix('.')}"
         return _FAILED + text.removesuffix(_OLD).encode()
 
     def _say(
@@ -265,9 +271,9 @@ class Exchanger:
     def _problem_in(self, replies: Mapping[int, Any]) -> SyncError | None:
         """Returns what a process has said of its failure, or that one is lost."""
         failed = {rank: said for rank, said in replies.items() if isinstance(said, str)}
-        for rank in sorted(failed, key=self._lost.__contains__):
-            return SyncError(failed[rank] + _OLD)
-        return None
+        return (
+            SyncError(failed[min(failed, key=self._lost.__contains__)] + _OLD) if failed else None
+        )
 
 
 def _text(error: BaseException) -> str:

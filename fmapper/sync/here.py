@@ -13,6 +13,7 @@ from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints.boxes import Box, box_shape
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import SyncError
+from fmapper.moves.view_ties import addresses, ties_of
 from fmapper.sync.inputs import Input, leaves_of, reads_of
 from fmapper.sync.memory import Slots, Values, fill, is_writable, on_host, parts_of
 from fmapper.sync.on_device import OnDevice
@@ -83,8 +84,12 @@ class Here:
         self._held = next((x.name for x in self._parts if x.in_place and not x.abstract), "")
         self._taken: dict[tuple[Arrays, Any], list[_Part]] = {}
         self._noted: dict[Arrays, list[int]] = {}
+        self._mutable: list[int] = []  # what is written to, then what else could be
+        self._read = _mutable(source) if source is not None else []
+        self._addresses: list[Any] = []
         if target is not None:
             self._plan(target)
+            self._check_memory(target.arrays, [] if source is None else source.arrays)
         self.nbytes = sum(group.nbytes for group in self._computed)  # of the target, here
         self.nbytes += sum(math.prod(box_shape(x.box)) * x.dtype.itemsize for x in self._parts)
         self.release()
@@ -95,23 +100,35 @@ class Here:
         numbers += [number for group in self._computed for number in group.numbers]
         places = ((names[number], end.places[number]) for number in numbers)
         self._dtypes = {place[:2]: name for name, place in places if place.adapter.frozen}
-        for number in numbers:
-            if not end.places[number].adapter.frozen:
-                self._noted.setdefault(end.places[number].adapter, []).append(number)
+        for number in filter({*_mutable(end)}.__contains__, numbers):
+            self._noted.setdefault(end.places[number].adapter, []).append(number)
+        self._mutable = [*dict.fromkeys([*itertools.chain(*self._noted.values()), *_mutable(end)])]
         end.watch(names[number] for number in (*numbers, *self._shared))
         self._names = names
-        for view, base in end.overlaps:
-            if {view, base} <= {*numbers}:
-                raise SyncError(
-                    f"{names[view]} and {names[base]} of the target have elements in common. Pass "
-                    "copies of them"
-                )
         new = [part for part in self._staged if not part.in_place]
         parts = (self._written, self._others, new)
         *self._writes, held = ([*dict.fromkeys(part.number for part in each)] for each in parts)
         for part, array in zip(new, end.parts(held, end.arrays), strict=True):
             key = owner_of(array), owner_of(array).device(array)
             self._taken.setdefault(key, []).append(part)
+
+    def _check_memory(self, old: Sequence[Any], arrays: Sequence[Any]) -> None:
+        """Refuses memory that is written in place and is that of another array, too."""
+        held = [old[number] for number in self._mutable]
+        every = held + [arrays[number] for number in self._read]
+        if not held or (now := addresses(every)) == self._addresses:
+            return
+        for pair in ties_of(every):
+            if min(pair) >= sum(map(len, self._noted.values())):  # neither is written
+                continue
+            if max(pair) >= len(held):
+                raise SyncError(
+                    "source and target share memory that is written in place. Pass a target of its "
+                    "own, such as copy.deepcopy of the source"
+                )
+            names = " and ".join(self._names[self._mutable[at]] for at in pair)
+            raise SyncError(f"{names} of the target have elements in common. Pass copies of them")
+        self._addresses = now
 
     def release(self) -> None:
         """Drops the references to the values of a call."""
@@ -138,6 +155,7 @@ class Here:
             self._arrays = self._source.read(tree)
         if self._target is not None:
             self._old = self._target.read()
+            self._check_memory(self._old, self._arrays)
         for array in self._cast:
             for _ in array.panels(_CHECKED):
                 pass
@@ -221,9 +239,8 @@ class Here:
         """Yields the parts of the target with their values, in memory of the sync."""
         values = [(*key, array) for key, array in self._memory.items()]
         for number, array in self._new.items():
-            held = parts_of(array)
+            held, name = parts_of(array), self._names[number]
             hosts = on_host([*held.values()])
-            name = self._names[number]
             values += [(name, box, x) for box, x in zip(held, hosts, strict=True)]
         return iter(values)
 
@@ -240,6 +257,12 @@ def _parts_of(
         ways = not place.adapter.frozen, writable, abstract, is_copied
         for box in () if number in shared else itertools.chain(*end.held[name].boxes.values()):
             yield _Part(name, number, box, array.dtype, reads_of(array, box), *ways)
+
+
+def _mutable(end: End) -> list[int]:
+    """Returns the numbers of arrays that can be written to."""
+    every = dict.fromkeys(end.numbers.values())
+    return [number for number in every if not end.places[number].adapter.frozen]
 
 
 def _share(name: str, array: LazyArray, source: End, target: End) -> dict[int, int]:

@@ -18,7 +18,6 @@ from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import SyncError
 from fmapper.machine import populate
 from fmapper.moves.host_copy import ALIGNMENT, copy_all, host_buffers
-from fmapper.moves.view_ties import find_view_ties
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,14 +84,6 @@ def is_writable(array: Any, name: str) -> bool:
     if problem:
         raise SyncError(f"{name}: the array of the target {problem}; pass a copy of it")
     return 0 not in exchange.private
-
-
-def ties_of(arrays: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Yields the indices of arrays of one framework that have elements in common."""
-    for adapter, numbers in _by_adapter(arrays):
-        group = [arrays[number] for number in numbers]
-        for tie in find_view_ties(group, adapter) if adapter.may_share_memory(group) else ():
-            yield numbers[tie.view], numbers[tie.base]
 
 
 def fill(reads: Iterable[tuple[Array, LazyArray]]) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fmapper.backends.discovery import adapters, owner_of
+from fmapper.backends.discovery import adapters
 from fmapper.backends.models import Models
-from fmapper.errors import SyncError
-from fmapper.sync.memory import ties_of
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
@@ -23,14 +21,6 @@ def rules_between(source: Any, target: Any, a: End, b: End, rules: Rules | None)
     """
     from fmapper.checkpoints.rules.rules import Rules
 
-    written = [array for array in b.arrays if not owner_of(array).frozen]
-    read = {id(array) for array in a.arrays}
-    ties = ((at < len(written), to < len(written)) for at, to in ties_of([*written, *a.arrays]))
-    if any(id(array) in read for array in written) or any(one != other for one, other in ties):
-        raise SyncError(
-            "source and target share memory that is written in place. Pass a target of its own, "
-            "such as copy.deepcopy of the source"
-        )
     if rules is not None:
         return rules
     is_generator = a.generator is not None or b.generator is not None
@@ -84,5 +74,5 @@ def _have_same_names(a: End, b: End) -> bool:
     return all(
         name in a.outlines and a.outlines[name].shape == outline.shape
         for name, outline in b.outlines.items()
-        if not outline.free and not outline.tied_to
+        if not (outline.free or outline.tied_to or (name in a.outlines and a.outlines[name].random))
     )

@@ -111,11 +111,11 @@ def match_arrays(
 ) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
     """Returns the arrays of a target by name, made of those of a source, and those that stay."""
     leaves: dict[str, LazyArray] = {}
+    random = {name for end in (source, target) for name in end if end[name].random}
     for name, outline in source.items():
-        if outline.dtype.startswith("key<"):  # a random key
-            continue
-        leaf = leaves.get(outline.tied_to)
-        leaves[name] = leaf or Leaf(name, outline.shape, numpy_dtype(outline.dtype))
+        if name not in random:
+            leaf = leaves.get(outline.tied_to)
+            leaves[name] = leaf or Leaf(name, outline.shape, numpy_dtype(outline.dtype))
     try:
         made = rules.apply(leaves)
     except CheckpointError as error:
@@ -127,7 +127,7 @@ def match_arrays(
     kept, problems = [], []
     for first, tied in names.items():
         given = next((name for name in tied if name in made), None)
-        if given is None and any(target[name].free for name in tied):
+        if given is None and any(target[name].free or name in random for name in tied):
             kept.append(first)
         elif given is None:
             problems.append(f"{first}: the source has nothing for it")

@@ -97,9 +97,8 @@ class Reader:
             changed = {key: new[number] for key, number in numbered if number in new}
             put = putter(value, node.kind) if changed else None
             if put is not None:
-                steps.append(
-                    (partial(put, value, {**inner, **changed}), partial(put, value, inner))
-                )
+                every = {**inner, **changed}
+                steps.append((partial(put, value, every), partial(put, value, inner)))
             elif changed:  # it cannot change
                 break
         else:

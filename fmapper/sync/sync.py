@@ -133,7 +133,7 @@ class Sync(Generic[T]):
                 end.forget()
             self._summary = partial(summarise, held, targets[1], kept, moved)
         self.stats = SyncStats(0.0, 0, 0, 0)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock() if way is None else way.lock
 
     @cached_property
     def plan(self) -> SyncPlan:

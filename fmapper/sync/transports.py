@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,8 @@ class Transport:
     """Two functions that send and receive bytes.
 
     Messages between two processes arrive in their order, each as a whole. Several threads call the
-    functions at the same time, each for another process.
+    functions at the same time, each for another process. Several syncs may use it: all processes
+    make and call these in the same order.
 
     Attributes:
         framework: The framework whose processes they are; empty where that is not known.
@@ -40,6 +42,8 @@ class Transport:
     ) -> None:
         self.rank, self.size, self.send, self.receive = rank, size, send, receive
         self.framework = ""
+        self.syncs = 0  # how many were made with it
+        self.lock = threading.Lock()  # held by the one that is called
 
 
 class Folder(Transport):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
 from typing import Any
 
 import equinox as eqx
@@ -16,6 +18,7 @@ from flax import linen, nnx
 
 import fmapper
 from fmapper.checkpoints import Cast, Offset, Rename, Rules, Sum, Transpose
+from fmapper.sync import Transport
 
 INPUTS = (torch.ones(2, 3),)
 
@@ -454,6 +457,23 @@ def test_random_states_and_counters_stay() -> None:
     np.testing.assert_array_equal(jax.random.key_data(target.drop.rngs.key.get_value()), key)
 
 
+def test_random_states_that_only_one_side_has_as_keys_stay() -> None:
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            self.linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+            self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+        def __call__(self, x: Any) -> Any:
+            return self.drop(self.linear(x))
+
+    model = Net()
+    target = fmapper.convert(model, "torch", (jnp.ones((2, 3)),), train=True, check=False)
+    for ends in ((model, target), (target, model)):
+        sync = fmapper.Sync(*ends)
+        assert sync.plan.kept == ("drop.rngs.key", "drop.rngs.count")
+        assert [array.name for array in sync.plan] == ["linear.kernel", "linear.bias"]
+
+
 def test_the_plan_says_what_becomes_of_each_array() -> None:
     plan = fmapper.Sync(make(), Twin(nnx.Rngs(0)), TWIN).plan
     rows = {array.name: array for array in plan}
@@ -593,6 +613,65 @@ def test_memory_that_would_be_written_twice_is_refused() -> None:
     assert memory.tolist() == [1, 2, 1, 2, 1, 2]
 
 
+@pytest.mark.parametrize("how", ["tied", "tied by memory", "the source's", "another of the source"])
+def test_memory_that_came_to_be_shared_is_refused(how: str) -> None:
+    source = {"a": torch.full((3,), 1.0), "b": torch.full((3,), 2.0)}
+    target = torch.nn.Module()
+    for name in source:
+        target.register_parameter(name, torch.nn.Parameter(torch.zeros(3)))
+    sync = fmapper.Sync(source, target)
+    if how == "tied":
+        target.b = target.a
+    elif how == "tied by memory":
+        target.b.data = target.a.data
+    else:
+        target.a.data = source["a" if how == "the source's" else "b"]
+    with pytest.raises(fmapper.SyncError, match=r"elements in common|share memory"):
+        sync()
+    assert [x.tolist() for x in source.values()] == [[1.0] * 3, [2.0] * 3]
+    target.a.data, target.b = torch.zeros(3), torch.nn.Parameter(torch.zeros(3))
+    sync()
+    assert [x.tolist() for x in target.parameters()] == [[1.0] * 3, [2.0] * 3]
+
+
+def test_memory_that_two_frameworks_share_is_refused() -> None:
+    source = {"a": np.zeros(4)}
+    with pytest.raises(fmapper.SyncError, match="source and target share memory"):
+        fmapper.Sync(source, {"a": torch.from_numpy(source["a"])})
+
+
+def test_memory_of_an_array_that_is_kept_is_refused() -> None:
+    memory = torch.zeros(6)
+    target = {"a": memory[:4], "b": memory[2:]}
+    with pytest.raises(fmapper.SyncError, match="of the target have elements in common"):
+        fmapper.Sync({"a": torch.ones(4)}, target, keep=["b"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other", "value"),
+    [("int8", "uint8", -1), ("uint8", "int8", 255), ("int64", "uint64", -1)],
+)
+def test_numbers_do_not_change_their_sign(dtype: str, other: str, value: int) -> None:
+    source, target = {"n": np.array([7], dtype)}, {"n": np.zeros(1, other)}
+    sync = fmapper.Sync(source, target)
+    sync()
+    assert target["n"][0] == 7
+    source["n"][0] = value
+    with pytest.raises(fmapper.LossyCastError, match="n"):
+        sync()
+    assert target["n"][0] == 7
+
+
+def test_lazy_conjugates_and_negatives_are_written() -> None:
+    """`_foreach_copy_` refuses them, after others were written."""
+    source = {"a": torch.ones(3), "b": torch.randn(3, dtype=torch.complex64), "c": torch.randn(3)}
+    memory = torch.zeros(2, 3, dtype=torch.complex64).conj()
+    target = {"a": torch.zeros(3), "b": memory[0], "c": memory[1].imag}
+    fmapper.Sync(source, target)()
+    for name, array in source.items():
+        assert torch.equal(target[name], array)
+
+
 @pytest.mark.parametrize("to", ["torch", "jax", "numpy"])
 def test_arrays_of_every_kind(to: str) -> None:
     def make(seed: int) -> dict[str, torch.Tensor]:
@@ -617,3 +696,36 @@ def test_arrays_of_every_kind(to: str) -> None:
         for name, array in source.items():
             wanted = fmapper.to_numpy(array)
             np.testing.assert_array_equal(fmapper.to_numpy(target[name]), wanted, name)
+
+
+def test_two_syncs_of_one_transport_are_not_confused() -> None:
+    """In another order the weights of one would go into the other, where shapes are alike."""
+    wires: dict[tuple[int, int], Queue[bytes]] = {(0, 1): Queue(), (1, 0): Queue()}
+
+    def transport(rank: int) -> Transport:
+        def send(data: memoryview, to: int) -> None:
+            wires[rank, to].put(bytes(data))
+
+        return Transport(rank, 2, send, lambda sender: wires[sender, rank].get(timeout=60))
+
+    def train() -> None:
+        way = transport(0)
+        syncs = [fmapper.Sync({"a": np.full(3, at)}, None, transport=way) for at in (1.0, 2.0)]
+        for sync in syncs[::-1]:
+            with pytest.raises(fmapper.SyncError, match="rank 1 calls another sync"):
+                sync()
+        for sync in syncs:
+            sync()
+
+    way, targets = transport(1), [{"a": np.zeros(3)} for _ in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        trainer = pool.submit(train)
+        syncs = [fmapper.Sync(None, target, transport=way) for target in targets]
+        for sync in syncs:
+            with pytest.raises(fmapper.SyncError, match=r"rank 0 calls another sync.*old weights"):
+                sync()
+        assert not any(target["a"].any() for target in targets)
+        for sync in syncs:
+            sync()
+        trainer.result()
+    assert [target["a"].tolist() for target in targets] == [[1.0] * 3, [2.0] * 3]

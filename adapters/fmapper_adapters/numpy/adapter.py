@@ -208,6 +208,10 @@ class NumpyAdapter(Adapter):
             size,
         )
 
+    def addresses(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Returns addresses and strides."""
+        return [(x.ctypes.data, x.strides) if isinstance(x, np.ndarray) else id(x) for x in arrays]
+
     def shares_elements(self, a: Any, b: Any) -> bool:
         """Calls `np.shares_memory`; True if that would take too long."""
         try:
@@ -267,7 +271,7 @@ _LARGEST = {"float16": 65504.0, "bfloat16": 255 * 2.0**120, "float32": (2 - 2.0*
 def has_survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:
     """Returns whether a cast has kept every integer and made no finite value infinite."""
     if new.dtype.kind in "iub":
-        return bool((new.astype(old.dtype) == old).all())
+        return bool(((new.astype(old.dtype) == old) & ((new < 0) == (old < 0))).all())
     if old.dtype.kind == "c" and new.dtype.kind != "c":
         return not old.imag.any() and has_survived(old.real, new)
     if new.dtype.kind == "c":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -26,14 +27,25 @@ class Writes(Compute):
     def overwrite(self, arrays: Sequence[Any], values: Sequence[Any]) -> None:
         """Copies values into tensors on any device, one call per dtype."""
         by_dtype: dict[torch.dtype, tuple[list[Any], list[Any]]] = {}
-        for tensor, value in zip(arrays, values, strict=True):
-            new = value if isinstance(value, torch.Tensor) else tensors.from_numpy(value)
-            pair = by_dtype.setdefault(tensor.dtype, ([], []))
-            pair[0].append(tensor.detach())
-            pair[1].append(new)
         with torch.no_grad():
+            for tensor, value in zip(arrays, values, strict=True):
+                new = value if isinstance(value, torch.Tensor) else tensors.from_numpy(value)
+                if tensor.is_conj() or tensor.is_neg():  # not in lists
+                    tensor.detach().copy_(new)
+                    continue
+                pair = by_dtype.setdefault(tensor.dtype, ([], []))
+                pair[0].append(tensor.detach())
+                pair[1].append(new)
             for to, froms in by_dtype.values():
                 _private.copy_each(to, froms)
+
+    def addresses(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Returns addresses and strides of plain tensors."""
+        if tensors.are_plain(arrays):
+            with suppress(RuntimeError):  # no strided memory
+                starts = map(torch.Tensor.data_ptr, arrays)
+                return [*starts, *map(torch.Tensor.stride, arrays)]
+        return super().addresses(arrays)
 
     def domain(self, array: Any) -> str:
         """Returns the domain of a tensor, which is empty for a `DTensor`."""
