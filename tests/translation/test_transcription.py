@@ -659,26 +659,6 @@ def test_functions_draw_from_the_random_numbers_of_their_callers():
     assert 0 < float((twin(jnp.asarray(ids.numpy())) == 0).mean()) < 1
 
 
-class Own(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, slope):
-        return slope * 3
-
-
-class Sloped(nn.Module):
-    def forward(self, x):
-        return Own.apply(x)
-
-
-def test_a_class_without_counterpart_is_refused():
-    with pytest.raises(NotTranscribed, match=r"Own has no counterpart"):
-        transcribe(Sloped(), (torch.ones(2),), ((), {}))
-
-
 class Joined(nn.Module):
     def __init__(self, axis):
         super().__init__()

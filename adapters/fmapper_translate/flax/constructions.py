@@ -36,6 +36,10 @@ def make_layer(
         NotTranscribed: It is given an argument without a counterpart.
     """
     args, keywords = _arguments(code, call.args, call.keywords, kind, layer)
+    args = [
+        ast.ListComp(item.elt, item.generators) if isinstance(item, ast.GeneratorExp) else item
+        for item in args
+    ]
     for name, default in layer.defaults.items() if not bound else ():
         if name not in layer.first(len(args)):
             keywords.setdefault(name, expr(default))

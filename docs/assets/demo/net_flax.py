@@ -54,7 +54,7 @@ class Block(nnx.Module):
 class Net(nnx.Module):
     def __init__(self, width=16, depth=2, *, rngs: nnx.Rngs):
         self.embed = Linear(8, width, rngs=rngs)
-        self.blocks = nnx.List((Block(width, rngs=rngs) for _ in range(depth)))
+        self.blocks = nnx.List([Block(width, rngs=rngs) for _ in range(depth)])
         self.drop = nnx.Dropout(0.1, rngs=rngs)
         self.head = Linear(width, 10, rngs=rngs)
 
@@ -107,4 +107,4 @@ def make_model(*, rngs):
     """Makes the model that this file was written for."""
     return Net(width=16, depth=2, rngs=rngs)
 
-# Written by fmapper, which does not overwrite it once it is edited: 7536dacf5f933dc6
+# Written by fmapper, which does not overwrite it once it is edited: c4deca7b971e4127
