@@ -79,6 +79,20 @@ def ties_of(arrays: Sequence[Any]) -> Iterator[tuple[int, int]]:
         yield from ((tie.view, tie.base) for tie in find_view_ties(arrays))
 
 
+def has_overlap(array: Any) -> bool:
+    """Returns whether elements of an array may lie in one place, as in one that was expanded."""
+    from fmapper.backends.discovery import owner_of
+
+    memory, shape = owner_of(array).memory(array), owner_of(array).shape(array)
+    reach = 0  # steps to the last of the elements within one step of the next dimension
+    pairs = () if memory is None else zip(map(abs, memory.strides), shape, strict=True)
+    for step, size in sorted(pair for pair in pairs if pair[1] > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
 def addresses(arrays: Sequence[Any]) -> list[Any]:
     """Returns a list that stays equal while all arrays lie where they are."""
     from fmapper.backends.discovery import owner_of

@@ -13,7 +13,7 @@ from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints.boxes import Box, box_shape
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import SyncError
-from fmapper.moves.view_ties import addresses, ties_of
+from fmapper.moves.view_ties import addresses, has_overlap, ties_of
 from fmapper.sync.inputs import Input, leaves_of, reads_of
 from fmapper.sync.memory import Slots, Values, fill, is_writable, on_host, parts_of
 from fmapper.sync.on_device import OnDevice
@@ -118,8 +118,11 @@ class Here:
         every = held + [arrays[number] for number in self._read]
         if not held or (now := addresses(every)) == self._addresses:
             return
+        written = sum(map(len, self._noted.values()))
+        for at in filter(lambda at: has_overlap(old[at]), self._mutable[:written]):
+            raise SyncError(f"{self._names[at]}: it has several elements in one place; pass a copy")
         for pair in ties_of(every):
-            if min(pair) >= sum(map(len, self._noted.values())):  # neither is written
+            if min(pair) >= written:
                 continue
             if max(pair) >= len(held):
                 raise SyncError(

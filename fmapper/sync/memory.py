@@ -77,12 +77,8 @@ def is_writable(array: Any, name: str) -> bool:
         return False
     exchange = adapter.export([array], HOST)
     host = exchange.data[0]
-    problem = "" if host.flags.writeable and not adapter.is_number(array) else "is read-only"
-    steps = zip(host.strides, host.shape, strict=True)
-    if host.size and any(step == 0 and size > 1 for step, size in steps):
-        problem = "has several elements in one place"
-    if problem:
-        raise SyncError(f"{name}: the array of the target {problem}; pass a copy of it")
+    if not host.flags.writeable or adapter.is_number(array):
+        raise SyncError(f"{name}: the array of the target is read-only; pass a copy of it")
     return 0 not in exchange.private
 
 

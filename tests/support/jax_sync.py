@@ -53,6 +53,19 @@ def check_between_meshes() -> None:
     assert layouts(target) == before
 
 
+def check_parts_of_arrays_without_memory() -> None:
+    """An engine that holds shards says which by shardings alone."""
+    place = NamedSharding(TENSOR, Spec("data", "model"))
+    values = np.arange(16 * 24.0, dtype="float32").reshape(16, 24)
+    for source in (torch.from_numpy(values), jnp.array(values), jax.device_put(values, place)):
+        engine = {"w": jax.ShapeDtypeStruct(values.shape, "float32", sharding=place)}
+        parts = [*fmapper.Sync({"w": source}, engine).parts()]
+        assert len(parts) == 8
+        for name, box, part in parts:
+            assert (name, part.shape) == ("w", (8, 6))
+            np.testing.assert_array_equal(part, values[tuple(slice(*ends) for ends in box)])
+
+
 def check_what_becomes_infinite_changes_nothing() -> None:
     place = NamedSharding(FULLY, Spec("data"))
     source = {"w": jax.device_put(jnp.ones(8), place), "v": jax.device_put(jnp.ones(8), place)}

@@ -603,8 +603,14 @@ def test_memory_that_would_be_written_twice_is_refused() -> None:
     ones = {"a": torch.ones(4), "b": torch.ones(4)}
     with pytest.raises(fmapper.SyncError, match="b and a of the target have elements in common"):
         fmapper.Sync(ones, {"a": memory[:4], "b": memory[2:]})
-    with pytest.raises(fmapper.SyncError, match=r"a: .* has several elements in one place"):
-        fmapper.Sync({"a": torch.ones(3, 4)}, {"a": torch.zeros(1, 4).expand(3, 4)})
+    target = {"a": torch.zeros(3, 4)}
+    sync = fmapper.Sync({"a": torch.ones(3, 4)}, target)
+    for overlapping in (torch.zeros(1, 4).expand(3, 4), memory.as_strided((3, 4), (1, 1))):
+        with pytest.raises(fmapper.SyncError, match=r"a: .* has several elements in one place"):
+            fmapper.Sync({"a": torch.ones(3, 4)}, {"a": overlapping})
+        target["a"] = overlapping
+        with pytest.raises(fmapper.SyncError, match=r"a: .* has several elements in one place"):
+            sync()
     with pytest.raises(fmapper.SyncError, match=r"a: .* is read-only"):
         fmapper.Sync({"a": np.float32(1)}, {"a": np.float32(0)})
     assert not memory.any()

@@ -137,7 +137,12 @@ class JaxMeshes(Computed, Meshes):
         return boxes
 
     def held_parts(self, array: Any) -> Mapping[Box, Any]:
-        """Returns the shards on devices of this process."""
+        """Returns the shards on devices of this process; shapes alone of an abstract array."""
+        if isinstance(array, jax.ShapeDtypeStruct):
+            places = array.sharding.addressable_devices_indices_map(array.shape)
+            boxes = (_box(index, array.shape) for index in places.values())
+            sizes = {box: [stop - start for start, stop in box] for box in boxes}
+            return {box: jax.ShapeDtypeStruct(shape, array.dtype) for box, shape in sizes.items()}
         blocks = blocks_of(array)
         return {
             box: shard.data if part is None else _cut(shard.data, part, box)
