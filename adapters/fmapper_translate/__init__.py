@@ -1,6 +1,7 @@
 """A model as source code for another framework, transcribed from the source of its classes.
 
-Models of PyTorch become files for Flax NNX, and models of Flax NNX files for PyTorch. The model is
+Models of PyTorch become files for Flax NNX, and models of Flax NNX and
+Linen files for PyTorch. The model is
 made and called once while its source tells what each of its expressions gave and, of PyTorch,
 which operations it ran. Statements, names, loops, conditions and constructors are the source's;
 expressions on arrays are printed from the operations that were recorded there, or from the table
@@ -8,7 +9,7 @@ of functions. Where both disagree, or something has no counterpart, `NotTranscri
 
 sources/    the frameworks of models
 walk/       what is the same for all frameworks
-torch/      files for PyTorch, of models of Flax NNX
+torch/      files for PyTorch, of models of Flax NNX, and in `linen/` of Flax Linen
 
 The rest is for models of PyTorch:
 

@@ -356,11 +356,11 @@ def record(
         model = make()
         made.append(model)
         recording.made = len(recording.activations)
-        for set_mode in (model.eval, model.train):
-            set_mode()
+        for mode in ("eval", "train"):
+            getattr(model, mode, int)()
             for call in calls:
                 call(model)
-        if recording.functions:
+        if recording.functions and source.turns:
             model.eval()
             recording.turn_conditions()
 

@@ -19,6 +19,7 @@ from fmapper.verification.files.proof import File as ProvedFile
 from fmapper.verification.files.proof import Proof
 from fmapper.verification.models.owners import source_of
 from fmapper.verification.models.trial import Trial
+from fmapper_adapters.jax.libraries import train_flags
 from fmapper_adapters.torch.record.modes import mode
 from fmapper_translate import layers
 from fmapper_translate.constructors.arguments import find_arguments
@@ -102,11 +103,27 @@ class Transcription:
             return {"array": len(arrays) - 1}
 
         by_position = [encode(value) for value in inputs]
-        by_keyword = {name: encode(value) for name, value in (options or {}).items()}
+        by_keyword = {
+            name: encode(value)
+            for name, value in (options or {}).items()
+            if name not in ("rngs", "mutable")
+        }
+        code, maker = self.whole, _MAKER
+        flags = [
+            f"{name!r}: model.training is {is_training}"
+            for name, is_training in train_flags.NAMES.items()
+            if isinstance((options or {}).get(name), bool) and self.target == "torch"
+        ]
+        if flags:  # which a source of JAX is given in its modes
+            hook = f"lambda model, args, kwargs: (args, {{**kwargs, {', '.join(flags)}}})"
+            maker = "make_with_flags"
+            code += f"\n\ndef {maker}():\n    model = {_MAKER}()\n"
+            code += f"    model.register_forward_pre_hook({hook}, with_kwargs=True)\n"
+            code += "    return model\n"
         weights = {name: np.asarray(value) for name, value in self.weights.items()}
         file = ProvedFile(
-            self.whole,
-            _MAKER,
+            code,
+            maker,
             ("eval", "train"),
             self.target,
             self.aliases,
@@ -139,13 +156,14 @@ def transcribe(
     """Writes a model as a file for another framework, in the words of its source.
 
     Args:
-        model: The model: a module of PyTorch for a file for Flax NNX, or a module of NNX for a file
-            for PyTorch.
+        model: The model: a module of PyTorch for a file for Flax NNX; or a module of NNX, or the
+            pair of a module of Linen and its variables, for a file for PyTorch.
         inputs: What it is called with, by position; or a list of such, of which each lets other
             sides of conditions run.
         arguments: What its class was given, by position and by keyword; read from the model's
-            attributes and layers if None. `rngs` is not among them.
-        options: What it is called with by keyword.
+            attributes and layers if None. `rngs` is not among them. Modules of Linen have them as
+            fields.
+        options: What it is called with by keyword, and of Linen also by `apply`: `rngs`, `mutable`.
         target: `"flax"` or `"torch"`; by default the other one than the model's.
 
     Raises:
@@ -160,6 +178,10 @@ def transcribe(
     if isinstance(model, nn.Module):
         with _unchanged_random_numbers():
             return _from_torch(model, inputs, arguments, options)
+    if isinstance(model, tuple):
+        from fmapper_translate.torch.linen.transcription import from_linen
+
+        return from_linen(model, inputs, options)
     from fmapper_translate.torch.transcription import from_nnx
 
     return from_nnx(model, inputs, arguments, options)

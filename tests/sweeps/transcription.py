@@ -108,10 +108,18 @@ def case(name: str, library: str, out: Path, *, old: bool) -> dict[str, Any]:
 
 
 def write_golden(names: Sequence[str]) -> None:
-    """Writes the files for PyTorch of some models of NNX, or of all that have one."""
-    for name in names or sorted(path.stem for path in GOLDEN.glob("*.py")):
-        made = transcribe(*importlib.import_module(f"models.nnx_repositories.{name}").build())
+    """Writes the golden files of some models, as `mlp` or `linen/mlp`, or of all."""
+    found = (str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.py"))
+    for name in names or sorted(found):
+        made = transcribe(*golden_case(name))
         (GOLDEN / f"{name}.py").write_text(made.code)
+
+
+def golden_case(name: str) -> tuple[Any, ...]:
+    """Returns the arguments of `transcribe` for a model that has a golden file."""
+    source, _, name = name.rpartition("/")
+    found = importlib.import_module(f"models.{source or 'nnx'}_repositories.{name}").build()
+    return found if not source else (*found[:2], None, *found[2:])
 
 
 def main() -> None:

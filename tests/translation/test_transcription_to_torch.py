@@ -1,6 +1,5 @@
 """Files for PyTorch that are transcribed from the source of models of NNX."""
 
-import importlib
 import pathlib
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import numpy as np  # noqa: E402
 from fmapper import state  # noqa: E402
 from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
 from models.nnx_repositories.compiled import Compiled  # noqa: E402
+from sweeps.transcription import golden_case  # noqa: E402
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "transcribed"
 
@@ -254,17 +254,15 @@ def test_models_that_are_flaxs_own_are_refused():
         transcribe(model, (jnp.ones((2, 3)),))
 
 
-def build(name):
-    return importlib.import_module(f"models.nnx_repositories.{name}").build()
-
-
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*access is now deprecated:DeprecationWarning")
-@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.py")))
+@pytest.mark.parametrize(
+    "name", sorted(str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.py"))
+)
 def test_files_of_the_corpus_are_their_golden_ones_and_are_proved(name):
-    model, inputs, arguments = build(name)
-    made = transcribe(model, inputs, arguments)
+    model, inputs, arguments, *options = golden_case(name)
+    made = transcribe(model, inputs, arguments, *options)
     assert made.code == (GOLDEN / f"{name}.py").read_text()
     first = inputs[0] if isinstance(inputs, list) else inputs
-    proof = made.prove(model, first)
+    proof = made.prove(model, first, *options)
     assert proof, proof

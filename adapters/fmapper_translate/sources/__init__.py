@@ -2,6 +2,7 @@
 
 torch        PyTorch
 nnx          Flax NNX
+linen        Flax Linen
 derivatives  derivatives of PyTorch models' own, which run when a model is recorded
 """
 
@@ -16,7 +17,13 @@ Tell = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 
 class Source(ABC):
-    """Answers the questions of a recording about the framework of a model."""
+    """Answers the questions of a recording about the framework of a model.
+
+    Attributes:
+        turns: Whether functions may be called again with conditions the other way round.
+    """
+
+    turns = True
 
     @abstractmethod
     def is_array(self, value: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import linen, nnx
 
 from fmapper.translation import expr, literal
 from fmapper_translate.functions import is_standard
@@ -25,7 +25,7 @@ from fmapper_translate.walk.errors import NotTranscribed, Unnamed
 if TYPE_CHECKING:
     from fmapper_translate.torch.files import File
 
-MODES = frozenset({"deterministic", "use_running_average"})  # attributes that `eval()` sets
+MODULES, VARIABLES = nnx.Module | linen.Module, nnx.Variable | linen.Variable
 NEW_NAMES = {"__call__": "forward"}
 _ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "T", "mT", "real", "imag"})
 _WRITES = {"set": "set_at", "add": "add_at"}
@@ -94,7 +94,7 @@ class Expressions(walk.Expressions):
     def _counterpart(self, value: Any) -> ast.expr | None:
         """Returns the code for something of JAX or Flax that a file names; None for others."""
         if isinstance(value, type):
-            if value is nnx.Module:
+            if value in (nnx.Module, linen.Module):
                 return expr("nn.Module")
             if value is jax.Array or value is jnp.ndarray:
                 return expr("torch.Tensor")
@@ -137,7 +137,7 @@ class Expressions(walk.Expressions):
     def _attribute(self, node: ast.Attribute, event: Event) -> ast.expr:
         part = event.parts.get(node.value)
         owner, value = part.value if part is not None else None, event.value
-        if isinstance(owner, nnx.Variable) and node.attr in ("value", "raw_value"):
+        if isinstance(owner, VARIABLES) and node.attr in ("value", "raw_value"):
             return self.code(node.value)
         if self._is_array(owner):
             if node.attr == "size":
@@ -148,7 +148,7 @@ class Expressions(walk.Expressions):
             if node.attr in _ATTRIBUTES:
                 return ast.Attribute(self.code(node.value), node.attr, ast.Load())
             raise Unnamed(f"{node.attr} of an array")
-        if isinstance(owner, nnx.Module):
+        if isinstance(owner, MODULES):
             return self._of_module(node, owner, value)
         if isinstance(owner, types.ModuleType):
             return self._reference(node, value)
@@ -168,10 +168,10 @@ class Expressions(walk.Expressions):
             self.file.add_function(function)
             return ast.Attribute(base, node.attr, ast.Load())
         name = node.attr
-        if name in MODES:
+        if name in tables.MODES:
             return expr("not {0}.training", base)
         if layer is not None:
-            if isinstance(value, nnx.Variable):
+            if isinstance(value, VARIABLES):
                 return self.array(base, layer, name)
             name = layer.attributes.get(name, name)
             if name == "layers":
@@ -190,7 +190,7 @@ class Expressions(walk.Expressions):
     def _subscript(self, node: ast.Subscript, event: Event) -> ast.expr:
         owner = event.parts.get(node.value)
         is_whole = isinstance(node.slice, ast.Constant) and node.slice.value is ...
-        if is_whole and owner is not None and isinstance(owner.value, nnx.Variable):
+        if is_whole and owner is not None and isinstance(owner.value, VARIABLES):
             return self.code(node.value)
         if owner is not None and self._is_array(owner.value):
             _refuse_steps(node.slice)
@@ -202,7 +202,7 @@ class Expressions(walk.Expressions):
         try:
             return self._known_call(node, callee, event)
         except NotTranscribed as error:
-            is_own = isinstance(callee, type | nnx.Module) or self.file.constructs(self.function)
+            is_own = isinstance(callee, type | MODULES) or self.file.constructs(self.function)
             if is_own or self.file.recording.function_of(callee) is not None:
                 raise
             return fallback.call_of(self, node, callee, event, str(error))
@@ -218,12 +218,12 @@ class Expressions(walk.Expressions):
                             _index(self.code(index)), self.code(value))  # fmt: skip
             case ast.Call(ast.Attribute(base, name)) if event is not None:
                 owner = self._owner(node, event)
-                if isinstance(owner, nnx.Variable):
+                if isinstance(owner, VARIABLES):
                     if name in ("get_value", "get_raw_value"):
                         return self.code(base)
                 elif self._is_array(owner):
                     return self._method(node, base, owner, name, event)
-        if isinstance(callee, nnx.Module):
+        if isinstance(callee, MODULES):
             return self._call_module(node, callee)
         if isinstance(callee, type) and issubclass(callee, nnx.Variable | nnx.Module):
             return self._make(node, callee)
@@ -295,12 +295,14 @@ class Expressions(walk.Expressions):
                     for key in node.keywords}  # fmt: skip
         value = event.value if event is not None else None
         try:
-            made: ast.expr = printer(
-                Call(value, self.file.device(self.function)), *args, **keywords
-            )
+            made: ast.expr = printer(Call(value, self._device()), *args, **keywords)
         except TypeError as error:
             raise NotTranscribed(f"it is called otherwise than the table has it: {error}") from None
         return made
+
+    def _device(self) -> ast.expr | None:
+        """Returns the code for where new arrays are."""
+        return self.file.device(self.function)
 
     def _argument(self, node: ast.expr, event: Event | None, *, named: bool = False) -> Given:
         if isinstance(node, ast.Starred):
@@ -390,6 +392,8 @@ def _is_dtype(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, linen.Variable):
+        return value.value
     return value.get_raw_value() if isinstance(value, nnx.Variable) else value
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, ClassVar
 
 from flax import nnx
 
@@ -22,7 +23,8 @@ from fmapper_translate.walk.errors import NotTranscribed
 _IMPORTS = {
     "torch": "import torch", "np": "import numpy as np", "nn": "from torch import nn",
     "F": "import torch.nn.functional as F", "partial": "from functools import partial",
-    "math": "import math", "SimpleNamespace": "from types import SimpleNamespace",
+    "math": "import math", "count": "from itertools import count",
+    "SimpleNamespace": "from types import SimpleNamespace",
 }  # fmt: skip
 _LOADING = (torch_weights.load_weights, torch_weights.source_state)
 
@@ -30,10 +32,11 @@ _LOADING = (torch_weights.load_weights, torch_weights.source_state)
 class File(walk.File):
     """A file for PyTorch while it is written."""
 
-    module = nnx.Module
+    module: ClassVar[type] = nnx.Module
     called = "__call__"
     prefix = "Flax"
-    helpers = (torch_layers, torch_weights)
+    helpers: ClassVar[Sequence[ModuleType]] = (torch_layers, torch_weights)
+    more_names: ClassVar[Sequence[str]] = ("named_arrays",)
 
     def __init__(self, recording: Recording, model: Any) -> None:
         super().__init__(recording, model)
@@ -99,10 +102,10 @@ class File(walk.File):
 
     def _assemble(self, title: str, constants: list[str], blocks: list[str]) -> str:
         body = "\n\n\n".join([*(["\n".join(constants)] if constants else []), *blocks])
-        loading = [inspect.getsource(item) for item in (*_LOADING, torch_weights.named_arrays)]
-        helpers = helpers_of("\n\n\n".join([body, *loading]), self._helper)
-        whole = "\n\n\n".join([*helpers, body, *map(str.rstrip, loading[:-1])])
-        used = names_in(whole)
+        loading = [inspect.getsource(item).rstrip() for item in _LOADING]
+        helpers = helpers_of("\n\n\n".join([body, *loading, *self.more_names]), self._helper)
+        whole = "\n\n\n".join([*helpers, body, *loading])
+        used = names_in(whole) | names_in(self._example)
         known = {**_IMPORTS, **self._imports}
         imports = print_imports(line for name, line in known.items() if name in used)
         return f'"""{title}"""\n\n{imports}\n\n\n{whole}\n'

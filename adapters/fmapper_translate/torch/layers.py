@@ -290,7 +290,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self, num_heads, in_features, qkv_features=None, out_features=None, dropout_rate=0.0,
         deterministic=False, kernel_init=None, out_kernel_init=None, bias_init=None,
-        out_bias_init=None, use_bias=True, decode=False,
+        out_bias_init=None, use_bias=True, decode=False, broadcast_dropout=True,
     ):  # fmt: skip
         super().__init__()
         if decode:
@@ -306,6 +306,7 @@ class MultiHeadAttention(nn.Module):
             out_bias_init or bias_init,
         )  # fmt: skip
         self.dropout_rate, self.training = dropout_rate, not deterministic
+        self.broadcast_dropout = broadcast_dropout
 
     def forward(
         self, inputs_q, inputs_k=None, inputs_v=None, *, mask=None, deterministic=None, decode=False
@@ -321,7 +322,10 @@ class MultiHeadAttention(nn.Module):
         weights = weights.softmax(-1)
         is_still = not self.training if deterministic is None else deterministic
         if self.dropout_rate and not is_still:
-            weights = weights * F.dropout(weights.new_ones(weights.shape[-2:]), self.dropout_rate)
+            rest = weights.shape[:-2]
+            shape = ((1,) * len(rest) if self.broadcast_dropout else rest) + weights.shape[-2:]
+            kept = torch.rand(shape, device=weights.device) < 1 - self.dropout_rate
+            weights = weights * (kept.to(weights.dtype) / (1 - self.dropout_rate))
         return self.out(torch.einsum("...hqk,...khd->...qhd", weights, v))
 
 

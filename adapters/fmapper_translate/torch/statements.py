@@ -6,13 +6,11 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from flax import nnx
-
 from fmapper.translation import expr, text
 from fmapper_translate.functions import Function
 from fmapper_translate.printing.folding import fold, is_constant
 from fmapper_translate.torch import fallback, tables
-from fmapper_translate.torch.expressions import MODES, Expressions
+from fmapper_translate.torch.expressions import VARIABLES, Expressions
 from fmapper_translate.walk import statements as walk
 from fmapper_translate.walk.errors import NotTranscribed
 
@@ -78,7 +76,7 @@ class Statements(walk.Statements):
         if variable is not None:
             yield _write(variable, self.code(value))
             return
-        if isinstance(target, ast.Attribute) and target.attr in MODES:
+        if isinstance(target, ast.Attribute) and target.attr in tables.MODES:
             yield from self._set_mode(target, value)
             return
         if isinstance(target, ast.Attribute):
@@ -122,7 +120,7 @@ class Statements(walk.Statements):
         match target:
             case ast.Attribute(base, "value") | ast.Subscript(base):
                 owners = self.expressions.values(base)
-                if owners and all(isinstance(item, nnx.Variable) for item in owners):
+                if owners and all(isinstance(item, VARIABLES) for item in owners):
                     return self.code(base)
         return None
 
@@ -132,4 +130,4 @@ def _write(variable: ast.expr, value: ast.expr) -> str:
 
 
 def _is_bare_array(value: Any) -> bool:
-    return hasattr(value, "at") and hasattr(value, "dtype") and not isinstance(value, nnx.Variable)
+    return hasattr(value, "at") and hasattr(value, "dtype") and not isinstance(value, VARIABLES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import linen, nnx
 from jax.nn import initializers
 
 from fmapper_translate.torch import layers as torch_layers
@@ -58,7 +58,26 @@ LAYERS: dict[type, Layer] = {
     nnx.Sequential: Layer("Sequential"),
     nnx.List: Layer("nn.ModuleList"),
     nnx.Dict: Layer("nn.ModuleDict"),
+    linen.Dense: Layer("LazyLinear"),
+    linen.DenseGeneral: Layer("LazyLinearGeneral"),
+    linen.Embed: Layer("Embed"),
+    linen.Conv: Layer("LazyConv"),
+    linen.ConvTranspose: Layer("LazyConvTranspose"),
+    linen.LayerNorm: Layer("LazyLayerNorm"),
+    linen.RMSNorm: Layer("LazyRMSNorm"),
+    linen.GroupNorm: Layer("LazyGroupNorm"),
+    linen.BatchNorm: Layer("LazyBatchNorm"),
+    linen.Dropout: Layer("Dropout"),
+    linen.MultiHeadDotProductAttention: Layer("LazyMultiHeadAttention"),
+    linen.MultiHeadAttention: Layer("LazyMultiHeadAttention"),
+    linen.SelfAttention: Layer("LazyMultiHeadAttention"),
+    linen.Sequential: Layer("Layers"),
+    linen.LSTMCell: Layer("LSTMCell"),
+    linen.OptimizedLSTMCell: Layer("LSTMCell"),
+    linen.GRUCell: Layer("GRUCell"),
+    linen.RNN: Layer("RNN"),
 }
+MODES = frozenset({"deterministic", "use_running_average"})  # attributes that `eval()` sets
 # Arguments of layers that say how they compute; the file computes in the precision of its arrays.
 SETTINGS = frozenset({
     "dtype", "param_dtype", "precision", "dot_general", "dot_general_cls", "conv_general_dilated",
@@ -76,6 +95,8 @@ INITIALIZERS: dict[Any, str] = {
     **{getattr(initializers, name, getattr(nnx.initializers, name, None)): name for name in _SAME},
     nnx.initializers.zeros_init: "zeros_init",
     nnx.initializers.ones_init: "ones_init",
+    linen.initializers.zeros_init: "zeros_init",
+    linen.initializers.ones_init: "ones_init",
     initializers.normal: "normal_init",
     initializers.truncated_normal: "trunc_normal_init",
     initializers.uniform: "uniform_init",
@@ -102,7 +123,7 @@ def is_setting(name: str | None, values: list[Any]) -> bool:
 
 def is_library_module(cls: Any) -> bool:
     """Returns whether a class is a module of Flax itself."""
-    is_module = isinstance(cls, type) and issubclass(cls, nnx.Module)
+    is_module = isinstance(cls, type) and issubclass(cls, nnx.Module | linen.Module)
     return is_module and cls.__module__.partition(".")[0] == "flax"
 
 

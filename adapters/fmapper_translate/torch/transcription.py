@@ -60,7 +60,7 @@ def from_nnx(
 
     title = f"{cls.__name__} for PyTorch, transcribed from {cls.__module__}"
     code, example = file.write(title, args, kwargs, differ)
-    rules = _rules(code, example, weights)
+    rules = rules_of(code, example, weights)
     return Transcription(
         format_code(code), cls.__name__, example, weights, {}, rules=rules, target="torch"
     )
@@ -111,14 +111,16 @@ def _weights(model: Any) -> dict[str, Any]:
     }
 
 
-def _rules(code: str, example: str, weights: Mapping[str, Any]) -> Rules:
+def rules_of(code: str, example: str, weights: Mapping[str, Any]) -> Rules:
     """Returns the rules from the state of the model to the state dict of the file's."""
     space = run_file(code)
     model = eval(example, space)
     names = {id(tensor): name for name, tensor in
              [*model.named_buffers(), *model.named_parameters()]}  # fmt: skip
     places = {
-        name: (names[id(tensor)], axes) for name, tensor, axes in space["named_arrays"](model)
+        name: (names[id(tensor)], axes)
+        for name, tensor, axes in space["named_arrays"](model)
+        if name in weights
     }
 
     def rename(state: Mapping[str, Any]) -> dict[str, Any]:

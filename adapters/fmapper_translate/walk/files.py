@@ -57,6 +57,7 @@ class File(ABC):
         self._functions: dict[Function, None] = {}
         self._constants: dict[str, str] = {}
         self._imports: dict[str, str] = {}
+        self._example = ""
         self.omissions = Omissions(recording)
         self.configs = Configs(self.value)
         names = {item.owner.__name__ if item.owner else item.name for item in recording.functions}
@@ -144,7 +145,8 @@ class File(ABC):
         if isinstance(module, str) and is_standard(module):
             own, top = getattr(value, "__name__", name), module.partition(".")[0]
             module = top if getattr(sys.modules[top], own, None) is value else module
-            self._imports[name] = f"from {module} import {own}"
+            alias = "" if own == name else f" as {name}"
+            self._imports[name] = f"from {module} import {own}{alias}"
             return True
         try:
             self._constants[name] = text(literal(value))
@@ -256,6 +258,7 @@ class File(ABC):
             for _ in range(2):  # arguments add classes, and classes fields of these
                 given = [self.value(value) for value in args]
                 keywords = [ast.keyword(name, self.value(value)) for name, value in kwargs.items()]
+                self._example = text(ast.Call(expr(cls.__name__), given, keywords))
                 code = self.print(title)
             example = ast.Call(expr(cls.__name__), given, [*keywords, *self._more_arguments(cls)])
             wrong = differ(code, text(example))

@@ -191,6 +191,7 @@ class MultiHeadAttention(nn.Module):
         out_bias_init=None,
         use_bias=True,
         decode=False,
+        broadcast_dropout=True,
     ):
         super().__init__()
         if decode:
@@ -210,6 +211,7 @@ class MultiHeadAttention(nn.Module):
             out_bias_init or bias_init,
         )
         self.dropout_rate, self.training = dropout_rate, not deterministic
+        self.broadcast_dropout = broadcast_dropout
 
     def forward(
         self, inputs_q, inputs_k=None, inputs_v=None, *, mask=None, deterministic=None, decode=False
@@ -225,7 +227,10 @@ class MultiHeadAttention(nn.Module):
         weights = weights.softmax(-1)
         is_still = not self.training if deterministic is None else deterministic
         if self.dropout_rate and not is_still:
-            weights = weights * F.dropout(weights.new_ones(weights.shape[-2:]), self.dropout_rate)
+            rest = weights.shape[:-2]
+            shape = ((1,) * len(rest) if self.broadcast_dropout else rest) + weights.shape[-2:]
+            kept = torch.rand(shape, device=weights.device) < 1 - self.dropout_rate
+            weights = weights * (kept.to(weights.dtype) / (1 - self.dropout_rate))
         return self.out(torch.einsum("...hqk,...khd->...qhd", weights, v))
 
 

@@ -1,0 +1,326 @@
+"""Tagger for PyTorch, transcribed from models.linen_repositories.lstm"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Dropout(nn.Dropout):
+    """Dropout with Flax's arguments."""
+
+    def __init__(self, rate, broadcast_dims=(), deterministic=False):
+        super().__init__(rate)
+        self.broadcast_dims, self.training = tuple(broadcast_dims), not deterministic
+
+    def forward(self, x, deterministic=None):
+        is_still = not self.training if deterministic is None else deterministic
+        if is_still or not self.broadcast_dims:
+            return F.dropout(x, self.p, not is_still)
+        dims = {dim % x.ndim for dim in self.broadcast_dims}
+        shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
+        return x * F.dropout(x.new_ones(shape), self.p)
+
+
+def fill(layer, name, init):
+    """Gives an array of a layer the values of an initializer, if the layer has it."""
+    array = getattr(layer, name)
+    if array is None:
+        return
+    _, axes = getattr(layer, "source_arrays", {}).get(name, (name, None))
+    axes = axes or tuple(range(array.ndim))
+    shape = [array.shape[axes.index(axis)] for axis in range(array.ndim)]
+    with torch.no_grad():
+        array.copy_(init(shape).permute(axes))
+
+
+def variance_scaling(scale, mode, distribution, in_axis=-2, out_axis=-1):
+    """Returns an initializer whose variance depends on how many inputs and outputs there are."""
+
+    def init(shape):
+        fan_in, fan_out = (math.prod(shape) / shape[axis] for axis in (out_axis, in_axis))
+        fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
+        std = math.sqrt(scale / max(1.0, fans[mode]))
+        if distribution == "uniform":
+            return (torch.rand(shape) * 2 - 1) * math.sqrt(3) * std
+        if distribution == "normal":
+            return torch.randn(shape) * std
+        return trunc_normal_init(std / 0.87962566103423978)(shape)
+
+    return init
+
+
+class Embed(nn.Embedding):
+    """A table of vectors with Flax's arguments and initial values."""
+
+    source_arrays = {"weight": ("embedding", None)}
+
+    def __init__(self, num_embeddings, features, embedding_init=None):
+        super().__init__(num_embeddings, features)
+        self.features = features
+        scaling = variance_scaling(1.0, "fan_in", "normal", in_axis=-1, out_axis=0)
+        fill(self, "weight", embedding_init or scaling)
+
+    def attend(self, query):
+        return query @ self.weight.T
+
+
+class Lazy(nn.Module):
+    """A layer of another class, which it becomes when its first input tells how many features."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+        if "features" in kwargs:
+            kwargs["out_features"] = kwargs.pop("features")
+        self.given = args, kwargs
+
+    def arguments_for(self, x):
+        args, kwargs = self.given
+        return (x.shape[-1], *args), kwargs
+
+    def forward(self, x, *args, **kwargs):
+        (sizes, options), training = self.arguments_for(x), self.training
+        self.__class__ = self.kind
+        self.__init__(*sizes, **options)
+        self.to(x.device).train(training)
+        return self(x, *args, **kwargs)
+
+
+def lecun_normal(in_axis=-2, out_axis=-1):
+    """Returns an initializer for layers that keep variances."""
+    return variance_scaling(1.0, "fan_in", "truncated_normal", in_axis, out_axis)
+
+
+def zeros_init():
+    """Returns an initializer that gives zeros."""
+    return torch.zeros
+
+
+class Linear(nn.Linear):
+    """A linear layer with Flax's arguments and initial values."""
+
+    source_arrays = {"weight": ("kernel", (1, 0))}
+
+    def __init__(self, in_features, out_features, use_bias=True, kernel_init=None, bias_init=None):
+        super().__init__(in_features, out_features, bias=use_bias)
+        fill(self, "weight", kernel_init or lecun_normal())
+        fill(self, "bias", bias_init or zeros_init())
+
+
+class LazyLinear(Lazy):
+    """See `Linear`."""
+
+    kind = Linear
+
+
+def orthogonal_init(scale=1.0):
+    """Returns an initializer that gives orthogonal columns, or rows."""
+    return lambda shape: (
+        nn.init.orthogonal_(torch.empty(math.prod(shape[:-1]), shape[-1])).reshape(shape) * scale
+    )
+
+
+class GRUCell(nn.Module):
+    """A step of a GRU with Flax's arguments and names."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.features = features
+        for gate in "rzn":
+            self.add_module(f"i{gate}", LazyLinear(features))
+            kernel = orthogonal_init()
+            self.add_module(
+                f"h{gate}", LazyLinear(features, use_bias=gate == "n", kernel_init=kernel)
+            )
+
+    def initialize_carry(self, x):
+        return x.new_zeros(*x.shape[:-1], self.features)
+
+    def forward(self, h, x):
+        parts = self._modules
+        r, z = (torch.sigmoid(parts[f"i{gate}"](x) + parts[f"h{gate}"](h)) for gate in "rz")
+        n = torch.tanh(parts["in"](x) + r * parts["hn"](h))
+        h = (1 - z) * n + z * h
+        return h, h
+
+
+class LSTMCell(nn.Module):
+    """A step of an LSTM with Flax's arguments and names."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.features = features
+        for gate in "ifgo":
+            self.add_module(f"i{gate}", LazyLinear(features, use_bias=False))
+            self.add_module(f"h{gate}", LazyLinear(features, kernel_init=orthogonal_init()))
+
+    def initialize_carry(self, x):
+        zeros = x.new_zeros(*x.shape[:-1], self.features)
+        return zeros, zeros
+
+    def forward(self, carry, x):
+        c, h = carry
+        parts = self._modules
+        i, f, g, o = (parts[f"i{gate}"](x) + parts[f"h{gate}"](h) for gate in "ifgo")
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return (c, h), h
+
+
+class Function(nn.Module):
+    """A function in the place of a layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+class Sequential(nn.ModuleList):
+    """Layers and functions that are called one after the other."""
+
+    source_path = ("layers",)
+
+    def __init__(self, *parts):
+        super().__init__(item if isinstance(item, nn.Module) else Function(item) for item in parts)
+
+    def forward(self, x):
+        for part in self:
+            x = part(x)
+        return x
+
+
+class Layers(Sequential):
+    """Layers and functions in a list that are called one after the other."""
+
+    def __init__(self, layers):
+        super().__init__(*layers)
+
+
+class RNN(nn.Module):
+    """Calls a cell with each element of sequences, whose features are last."""
+
+    def __init__(self, cell, time_major=False, return_carry=False, reverse=False, keep_order=False):
+        super().__init__()
+        self.cell, self.time_major, self.return_carry = cell, time_major, return_carry
+        self.reverse, self.keep_order = reverse, keep_order
+
+    def forward(self, inputs, *, initial_carry=None, return_carry=None):
+        axis = 0 if self.time_major else inputs.ndim - 2
+        steps = [*inputs.unbind(axis)]
+        carry = self.cell.initialize_carry(steps[0]) if initial_carry is None else initial_carry
+        outputs = []
+        for x in reversed(steps) if self.reverse else steps:
+            carry, y = self.cell(carry, x)
+            outputs.append(y)
+        if self.reverse and self.keep_order:
+            outputs.reverse()
+        y = torch.stack(outputs, axis)
+        has_carry = self.return_carry if return_carry is None else return_carry
+        return (carry, y) if has_carry else y
+
+
+def initialize(model, *inputs, **options):
+    """Calls a model once, so that its layers have their sizes; returns it."""
+    training = model.training
+    with torch.no_grad():
+        model.eval()(*inputs, **options)
+    return model.train(training)
+
+
+def named_arrays(module, path=()):
+    """Yields the name of each array in the source, the tensor, and its axes there."""
+    names = getattr(module, "source_arrays", {})
+    for key, tensor in module.state_dict(keep_vars=True).items():
+        if "." not in key:
+            is_parameter = isinstance(tensor, nn.Parameter)
+            name, axes, *kind = names.get(key, (key, None))
+            kind = kind or ["params" if is_parameter else "batch_stats"]
+            yield ".".join((*kind, *path, name)), tensor, axes
+    inner = (*path, *getattr(module, "source_path", ()))
+    for key, part in module.named_children():
+        is_list = isinstance(module, nn.ModuleList)
+        yield from named_arrays(
+            part, (*inner[:-1], f"{inner[-1]}_{key}") if is_list else (*inner, key)
+        )
+
+
+def trunc_normal_init(stddev=1e-2, lower=-2.0, upper=2.0):
+    """Returns an initializer that draws from a normal distribution between two deviations."""
+    return lambda shape: nn.init.trunc_normal_(torch.empty(shape), a=lower, b=upper) * stddev
+
+
+class Tagger(nn.Module):
+    """Gives each token a class, and counts its calls."""
+
+    source_arrays = {"calls": ("calls", None, "counters")}
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embedding_size: int,
+        hidden_size: int,
+        classes: int,
+        word_dropout: float = 0.1,
+    ):
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.embedding_size = embedding_size
+        self.hidden_size = hidden_size
+        self.classes = classes
+        self.word_dropout = word_dropout
+        self.calls = nn.Buffer(torch.zeros(()))
+        self.embedder = Embed(self.vocab_size, self.embedding_size)
+        self.Dropout_0 = Dropout(self.word_dropout)
+        self.OptimizedLSTMCell_0 = LSTMCell(self.hidden_size)
+        self.forward_rnn = RNN(self.OptimizedLSTMCell_0)
+        self.GRUCell_0 = GRUCell(self.hidden_size)
+        self.backward_rnn = RNN(self.GRUCell_0, reverse=True, keep_order=True)
+        self.Dense_0 = LazyLinear(self.hidden_size)
+        self.Sequential_0 = Layers([self.Dense_0, torch.tanh])
+        self.Dense_1 = LazyLinear(self.classes)
+
+    def forward(self, tokens, deterministic: bool = True):
+        calls = self.calls
+        calls.copy_((calls + 1.0).detach())
+        x = self.embedder(tokens)
+        x = self.Dropout_0(x, deterministic=deterministic)
+        forward = self.forward_rnn(x)
+        backward = self.backward_rnn(x)
+        x = torch.cat([forward, backward], dim=-1)
+        x = self.Sequential_0(x)
+        return self.Dense_1(x)
+
+
+def load_weights(model, state):
+    """Fills a model with the arrays of the source's state, by name; returns it.
+
+    Raises:
+        ValueError: Arrays are missing or left over, or have another shape.
+    """
+    arrays, filled = dict(state), set()
+    for name, tensor, axes in named_arrays(model):
+        if name in arrays:
+            array = torch.as_tensor(arrays.pop(name))
+            array = array if axes is None else array.permute(axes)
+            if array.shape != tensor.shape:
+                raise ValueError(f"{name}: {tuple(array.shape)} instead of {tuple(tensor.shape)}")
+            with torch.no_grad():
+                tensor.copy_(array)
+            filled.add(id(tensor))
+    missing = [name for name, tensor, _ in named_arrays(model) if id(tensor) not in filled]
+    if missing or arrays:
+        raise ValueError(f"missing: {missing}; left over: {[*arrays]}")
+    return model
+
+
+def source_state(model):
+    """Returns the arrays of a model by their names in the source, in its layouts."""
+    state = {}
+    for name, tensor, axes in named_arrays(model):
+        back = axes and [axes.index(axis) for axis in range(tensor.ndim)]
+        state[name] = tensor.detach().permute(back) if back else tensor.detach()
+    return state

@@ -1,0 +1,1 @@
+"""Models of Linen as public repositories write them."""
