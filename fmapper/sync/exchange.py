@@ -48,10 +48,8 @@ class Exchanger:
     def __init__(self, transport: Transport | None, timeout: float) -> None:
         self.transport = way = transport or default_transport()
         self._timeout = timeout
-        self.rank, size, number = (0, 1, 0) if way is None else (way.rank, way.size, way.syncs)
+        self.rank, size, number = (way.rank, way.size, next(way.syncs)) if way else (0, 1, 0)
         self._ready = _READY + b" %d" % number  # it says which sync of the transport this is
-        if way is not None:
-            way.syncs += 1
         self._others = [rank for rank in range(size) if rank != self.rank]
         self._packets: dict[tuple[int, int], list[_Packet]] = {}  # by sender and receiver
         self._last: dict[tuple[int, int, int], Array] = {}  # the packets of a call with delta=True

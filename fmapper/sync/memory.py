@@ -76,8 +76,7 @@ def is_writable(array: Any, name: str) -> bool:
     if adapter.frozen or adapter.device(array).kind != "cpu":
         return False
     exchange = adapter.export([array], HOST)
-    host = exchange.data[0]
-    if not host.flags.writeable or adapter.is_number(array):
+    if not exchange.data[0].flags.writeable or adapter.is_number(array):
         raise SyncError(f"{name}: the array of the target is read-only; pass a copy of it")
     return 0 not in exchange.private
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable
@@ -42,14 +44,14 @@ class Transport:
     ) -> None:
         self.rank, self.size, self.send, self.receive = rank, size, send, receive
         self.framework = ""
-        self.syncs = 0  # how many were made with it
+        self.syncs = itertools.count()  # the numbers of those that are made with it
         self.lock = threading.Lock()  # held by the one that is called
 
 
 class Folder(Transport):
     """A transport through files, for processes of one machine or with a common file system.
 
-    In `/dev/shm` it is shared memory. A run needs a folder of its own, which is made if need be.
+    In `/dev/shm` it is shared memory. A run needs a new folder, and one `Folder` in each process.
 
     Args:
         path: The folder.
@@ -57,7 +59,7 @@ class Folder(Transport):
         size: How many there are.
 
     Raises:
-        SyncError: Another process has had this folder and this number.
+        SyncError: Another one has had this folder and this number.
 
     Examples:
         >>> import tempfile
@@ -75,9 +77,9 @@ class Folder(Transport):
         self._sent = dict.fromkeys(range(size), 0)
         self._received = dict.fromkeys(range(size), 0)
         mark = self._path / f"process-{rank}"
-        if mark.exists() and mark.read_text() != str(os.getpid()):  # its messages may be there yet
-            raise SyncError(f"{path} has files of an earlier run. Pass a folder of its own")
-        self._write(mark, str(os.getpid()).encode())
+        if mark.exists():  # its messages may be there yet
+            raise SyncError(f"{path} has files of another Folder. Pass that one, or another path")
+        self._write(mark, f"{os.getpid()} {platform.node()}".encode())
 
     def _send(self, data: memoryview, rank: int) -> None:
         number = self._sent[rank]
@@ -115,12 +117,13 @@ class Folder(Transport):
 
     def _is_alive(self, rank: int) -> bool:
         try:
-            process = int((self._path / f"process-{rank}").read_text())
+            text = (self._path / f"process-{rank}").read_text()
+            process = int(text.removesuffix(f" {platform.node()}"))
             os.kill(process, 0)
             state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
         except ProcessLookupError:
             return False
-        except (OSError, ValueError):  # it has not begun, is another user's, or this is not Linux
+        except (OSError, ValueError):  # not begun, another machine's or user's, or not on Linux
             return True
         return state != "Z"  # a zombie
 

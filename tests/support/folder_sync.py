@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import os
+import platform
 import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -265,8 +267,31 @@ def check_rules_of_one_process_are_those_of_all() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         assert [ended(child) for child in fork(lambda: give(path), lambda: take(path))] == [0, 0]
-        with pytest.raises(fmapper.SyncError, match="files of an earlier run"):
+        with pytest.raises(fmapper.SyncError, match="files of another Folder"):
             Folder(path, 0, 2)
+
+
+def check_a_path_has_one_folder_in_a_process() -> None:
+    """Two would count messages apart, so that one could take those of the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        Folder(folder, 0, 2)
+        with pytest.raises(fmapper.SyncError, match="files of another Folder"):
+            Folder(folder, 0, 2)
+
+
+def check_processes_of_other_machines_are_waited_for() -> None:
+    """Their numbers mean nothing here."""
+
+    def elsewhere(path: Path) -> None:
+        platform.node = lambda: "elsewhere"
+        Folder(path, 1, 2)
+
+    with tempfile.TemporaryDirectory() as folder:
+        assert ended(fork(lambda: elsewhere(Path(folder)))[0]) == 0
+        message = Path(folder) / "message"
+        message.write_bytes(b"weights")
+        threading.Timer(0.3, message.rename, [Path(folder) / "1-0-0"]).start()
+        assert bytes(Folder(folder, 0, 2).receive(1)) == b"weights"
 
 
 if __name__ == "__main__":

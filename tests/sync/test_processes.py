@@ -27,6 +27,8 @@ def check_in_folder(name: str, *arguments: str) -> None:
         "check_a_trainer_that_is_killed",
         "check_other_names_are_refused_in_all_processes",
         "check_rules_of_one_process_are_those_of_all",
+        "check_a_path_has_one_folder_in_a_process",
+        "check_processes_of_other_machines_are_waited_for",
         "check_a_process_without_memory_is_named_at_once",
         "check_arrays_that_cannot_be_packed_are_said_to_all",
         pytest.param("check_a_trainer_that_stalls", marks=pytest.mark.nightly),

@@ -142,7 +142,8 @@ class JaxMeshes(Computed, Meshes):
             places = array.sharding.addressable_devices_indices_map(array.shape)
             boxes = (_box(index, array.shape) for index in places.values())
             sizes = {box: [stop - start for start, stop in box] for box in boxes}
-            return {box: jax.ShapeDtypeStruct(shape, array.dtype) for box, shape in sizes.items()}
+            make: Any = jax.ShapeDtypeStruct
+            return {box: make(shape, array.dtype) for box, shape in sizes.items()}
         blocks = blocks_of(array)
         return {
             box: shard.data if part is None else _cut(shard.data, part, box)
