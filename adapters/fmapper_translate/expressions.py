@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from fmapper.translation import expr, literal
 from fmapper_translate import arrays, calls, layers
 from fmapper_translate.constructors import numbers
-from fmapper_translate.fallback import dispatch_of, refuse_wrapper
+from fmapper_translate.fallback import dispatch_of, refuse_python_draw, refuse_wrapper
 from fmapper_translate.flax.constructions import make_activation, make_layer, make_partial
 from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.libraries import infrastructure as library
@@ -141,7 +142,7 @@ class Expressions(walk.Expressions):
         if self.file.add(value):
             if layers.is_library_module(value):
                 return expr(str(self.file.class_name(value)))
-            return node if isinstance(node, ast.Name) else expr(value.__name__)
+            return expr(value.__name__)
         if isinstance(node, ast.Name) and self.file.add_global(self.function, node.id, value):
             return node
         if isinstance(node, ast.Attribute):
@@ -192,10 +193,12 @@ class Expressions(walk.Expressions):
             return ast.Attribute(base, node.attr, ast.Load())
         if isinstance(kept, property) and isinstance(value, torch.dtype):
             return self._reference(node, value)
+        if isinstance(kept, property) and library.is_of_library(kept.fget.__module__):
+            return self.file.value(value)
         if node.attr == "training":
             is_self = isinstance(owner, self.function.owner or ())
-            cls = self.function.owner if is_self else self.file.maker_of(type(owner))
-            self.file.has_mode.add(cls)
+            cls = self.function.owner if is_self and self.function.owner else type(owner)
+            self.file.has_mode.add(self.file.maker_of(cls))
             return expr("not {0}.deterministic", base)
         if isinstance(value, torch.Tensor):
             if (type(owner), node.attr) in self.file.optional:
@@ -203,8 +206,9 @@ class Expressions(walk.Expressions):
             return arrays.read(base, owner, node.attr)
         if isinstance(value, np.ndarray):
             return expr(f"np.array({{0}}.{node.attr})", base)
-        if isinstance(value, bool) and not self.file.omissions.is_assigned(type(owner), node.attr):
-            return literal(value)
+        is_plain = layer is None and isinstance(value, bool | int | float | str | list | tuple)
+        if is_plain and not self.file.omissions.is_assigned(type(owner), node.attr):
+            return self.file.value(value)  # which a library has set
         name = node.attr if layer is None else layer.attributes.get(node.attr, node.attr)
         if isinstance(value, types.MethodType):
             name = NEW_NAMES.get(name, name)
@@ -215,6 +219,8 @@ class Expressions(walk.Expressions):
 
     def _call(self, node: ast.Call, callee: Any, event: Event | None) -> ast.expr:
         value = event.value if event is not None else None
+        if event is not None and not self.file.constructs(self.function):
+            refuse_python_draw(event)
         if isinstance(node.func, ast.Attribute) and event is not None:
             of = event.parts.get(node.func)
             base = of.parts.get(node.func.value) if of is not None else None
@@ -275,8 +281,8 @@ class Expressions(walk.Expressions):
             return self.plain_call(node, call, [])
         if (getattr(callee, "__module__", None) or "").startswith("einops."):
             return self.plain_call(node, self.code(node.func))
-        if callee is nn.utils.weight_norm:
-            return self.plain_call(node, expr("weight_norm"))
+        if callee in _OF_LAYERS:
+            return self.plain_call(node, self.code(node.func))
         if callee is nn.functional.interpolate:
             kept = [key for key in node.keywords if key.arg not in _UNUSED]
             return self.plain_call(ast.Call(node.func, node.args, kept), expr("interpolate"))
@@ -284,8 +290,7 @@ class Expressions(walk.Expressions):
             return calls.dropout(self, node)
         if callee is torch.autograd.Variable:
             return self.code(node.args[0])
-        is_array = callee in (torch.tensor, torch.as_tensor, torch.from_numpy)
-        if is_array and isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and self._makes_array(node, callee):
             dtype = self.file.dialect.dtype(dtype_name(value.dtype))
             return expr("jnp.array({0}, {1})", self.code(node.args[0]), dtype)
         if event is not None and event.operations and callee not in _OVER_ELEMENTS:
@@ -298,6 +303,15 @@ class Expressions(walk.Expressions):
             return node
         return self.plain_call(node, self.code(node.func), [])
 
+    def _makes_array(self, node: ast.Call, callee: Any) -> bool:
+        """Returns whether a call makes a tensor of numbers, a list or an array of NumPy."""
+        if isinstance(callee, type) and (callee is torch.Tensor or callee in _LEGACY):
+            given = self.values(node.args[0]) if len(node.args) == 1 else []
+            return isinstance(node.args[0], ast.List) or any(
+                isinstance(item, list | tuple | np.ndarray) for item in given
+            )
+        return callee in (torch.tensor, torch.as_tensor, torch.from_numpy)
+
     def _call_with(self, node: ast.Call, function: Function, first: ast.expr) -> ast.Call:
         """Returns the call of a function with a module in front of the arguments."""
         self.file.add_function(function)
@@ -307,7 +321,7 @@ class Expressions(walk.Expressions):
     def rngs(self) -> ast.expr:
         """Returns the code for the random numbers of a function: its module's, or those given."""
         if self.file.is_module(self.function.owner) and not self.function.is_static:
-            self.file.draws.add(self.function.owner)
+            self.file.draws.add(self.file.maker_of(self.function.owner))
             return expr("self.rngs")
         for name, values in self.file.recording.arguments_of(self.function).items():
             if all(isinstance(value, nn.Module) for value in values):
@@ -342,7 +356,8 @@ class Expressions(walk.Expressions):
 
     def _call_module(self, node: ast.Call, module: nn.Module) -> ast.expr:
         kind = type(module)
-        is_known = layers.layer_of(kind) or kind in layers.ACTIVATIONS
+        is_known = layers.layer_of(kind) is not None or kind in layers.ACTIVATIONS
+        is_known |= layers.base_of(kind) is not None and parametrize.is_parametrized(module)
         if layers.is_library_module(kind) and not is_known and not self.file.add(kind):
             raise NotTranscribed(f"{kind.__name__} is not in the table of layers")
         table = self.file.tied_table(module, self.function)
@@ -353,7 +368,8 @@ class Expressions(walk.Expressions):
     def _make(self, node: ast.Call, kind: type, *, bound: bool = False) -> ast.expr:
         layer = layers.layer_of(kind)
         if layer is not None:
-            return make_layer(self.code, node, kind, layer, bound=bound)
+            made = make_layer(self.code, node, kind, layer, bound=bound)
+            return self._not_trained(node, made) if kind is nn.Parameter else made
         if kind in layers.ACTIVATIONS:
             is_named, value = self.static(node.func)
             if is_named and value is kind:
@@ -371,6 +387,14 @@ class Expressions(walk.Expressions):
         more = [_RNGS] if takes else []
         return self.plain_call(node, self.code(node.func), more)
 
+    def _not_trained(self, node: ast.Call, made: ast.Call) -> ast.expr:
+        """Returns the code that makes a parameter, which may be one that is not trained."""
+        given = [key.value for key in node.keywords if key.arg == "requires_grad"] + node.args[1:]
+        test = self.code(given[0]) if given else ast.Constant(True)
+        if isinstance(test, ast.Constant):
+            return ast.Call(made.func if test.value else expr("Buffer"), made.args, [])
+        return ast.Call(expr("(nnx.Param if {0} else Buffer)", test), made.args, [])
+
     def _unseen(self, node: ast.expr) -> ast.expr:
         match node:
             case ast.Call(ast.Attribute(ast.Name(name)) as func):
@@ -380,6 +404,8 @@ class Expressions(walk.Expressions):
                     size = self._size(node, func)
                     if size is not None:
                         return size
+                if values and all(isinstance(value, list | dict | set) for value in values):
+                    return self.plain_call(node, ast.Attribute(self.code(func.value), func.attr))
         return super()._unseen(node)
 
     def _size(self, node: ast.Call, func: ast.Attribute) -> ast.expr | None:
@@ -434,6 +460,8 @@ class Expressions(walk.Expressions):
         return expr("{0}.noise()", self.rngs())
 
 
+_OF_LAYERS = (nn.utils.weight_norm, nn.utils.parametrizations.weight_norm)
+_LEGACY = (torch.FloatTensor, torch.DoubleTensor, torch.IntTensor, torch.LongTensor)
 _UNUSED = ("recompute_scale_factor", "antialias")  # of `interpolate`
 _OVER_ELEMENTS = (zip, enumerate, list, tuple, reversed, sum)  # of arrays, too
 _INFINITIES = (float("inf"),)

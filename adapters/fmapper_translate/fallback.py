@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -36,10 +38,16 @@ def operations_of(file: File, function: Function, reason: str) -> list[str]:
         NotTranscribed: An operation has no code, or another call ran others.
     """
     runs = [item for item in file.recording.activations if item.function is function]
+    events = (x for node in function.nodes for x in file.recording.events.get(node, ()))
     try:
+        for event in events:
+            refuse_python_draw(event)
+            if isinstance(event.value, np.ndarray | np.generic):
+                raise NotTranscribed("it computes with NumPy")
         bodies = {"\n".join(_Body(file, run).lines()) for run in runs if run.log}
     except (NotTranscribed, TypeError, AttributeError, LookupError, ValueError) as error:
-        raise NotTranscribed(f"{reason}; and {error}") from None
+        is_same = str(error) in reason
+        raise NotTranscribed(reason if is_same else f"{reason}; and {error}") from None
     if len(bodies) != 1 or not file.is_module(function.owner):
         raise NotTranscribed(reason)
     reason = reason.removeprefix(f"{function.label}: ")
@@ -60,6 +68,8 @@ class _Body:
         owner = self._run.arguments.get("self")
         for step in self._run.log:
             if isinstance(step, Operation):
+                if isinstance(step.result, bool | int | float):
+                    raise NotTranscribed(f"{step.name} makes a number of a tensor")
                 if not isinstance(step.result, torch.Tensor | tuple | list):
                     continue  # as of profilers
                 if step.writes_part:
@@ -90,7 +100,7 @@ class _Body:
         return tensors
 
     def _key(self) -> ast.expr:
-        self._file.draws.add(self._run.function.owner)
+        self._file.draws.add(self._file.maker_of(self._run.function.owner))
         return expr("self.rngs.noise()")
 
     def _call(self, event: Event, owner: Any) -> ast.expr:
@@ -140,6 +150,14 @@ def dispatch_of(recording: Recording, module: nn.Module, event: Event | None) ->
         if run.result is event.value and next(iter(run.arguments.values()), None) is module:
             return run.function
     return None
+
+
+def refuse_python_draw(event: Event) -> None:
+    """Refuses a call that draws a random number in Python, which a compiled model does once."""
+    func = event.parts.get(event.node.func) if isinstance(event.node, ast.Call) else None
+    owner = getattr(func.value, "__self__", None) if func is not None else None
+    if isinstance(owner, np.random.RandomState | np.random.Generator | random.Random):
+        raise NotTranscribed("it draws a random number in Python, which a compiled model does once")
 
 
 def refuse_wrapper(recording: Recording, callee: Any, event: Event | None) -> None:

@@ -15,6 +15,7 @@ from fmapper_adapters.flax.translation.dialect import FlaxDialect
 from fmapper_translate import layers
 from fmapper_translate.flax import derivatives as flax_derivatives
 from fmapper_translate.flax import layers as flax_layers
+from fmapper_translate.flax import pools as flax_pools
 from fmapper_translate.flax import recurrent as flax_recurrent
 from fmapper_translate.flax import transformers as flax_transformers
 from fmapper_translate.flax import weights as flax_weights
@@ -45,6 +46,7 @@ class File(walk.File):
     Args:
         recording: What the source did.
         model: The model that was recorded.
+        only_evaluation: See there.
 
     Attributes:
         dialect: The printers of operations, with the functions that they call.
@@ -57,15 +59,19 @@ class File(walk.File):
             does not.
         absent: Classes of layers that the model has nowhere, or without a counterpart in the file.
         optional: Attributes of classes that are arrays or None; they stay variables.
+        only_evaluation: Why the model is for evaluation alone; empty if it is for both.
     """
 
     module = nn.Module
     called = "forward"
     prefix = "Torch"
-    helpers = (flax_layers, flax_recurrent, flax_weights, flax_derivatives)
+    helpers = (flax_layers, flax_pools, flax_recurrent, flax_weights, flax_derivatives)
 
-    def __init__(self, recording: Recording, model: nn.Module) -> None:
+    def __init__(
+        self, recording: Recording, model: nn.Module, *, only_evaluation: str = ""
+    ) -> None:
         super().__init__(recording, model)
+        self.only_evaluation = only_evaluation
         self.dialect = FlaxDialect()
         self.has_mode: set[type | None] = set()
         self.draws: set[type | Function | None] = set()
@@ -157,10 +163,14 @@ class File(walk.File):
         is_made_with = layer is not None and layer.takes_rngs
         return is_made_with or any(item in makers | self.draws | self.takers for item in bases)
 
-    def maker_of(self, cls: type) -> type:
+    def is_entry(self, function: Function) -> bool:
+        """Returns whether a function is what a call of the model runs."""
+        return self.recording.function_of(type(self.model).forward) is function
+
+    def maker_of(self, cls: type | None) -> type | None:
         """Returns the class whose constructor makes objects of a class."""
         owners = {item.owner for item in self.recording.functions if item.name == "__init__"}
-        return next((base for base in cls.__mro__ if base in owners), cls)
+        return next((base for base in getattr(cls, "__mro__", ()) if base in owners), cls)
 
     def order_of(self, array: torch.Tensor) -> layers.Order:
         """Returns the order of the dimensions of a model's array in its variable.
@@ -211,7 +221,7 @@ class File(walk.File):
         Raises:
             NotTranscribed: A function of the source has no counterpart.
         """
-        self.add(type(self._model))
+        self.add(type(self.model))
         self._find_ties()
         return super().print(title)
 
@@ -242,7 +252,7 @@ class File(walk.File):
         if (
             not library.is_library(cls.__module__)
             or not self.is_module(cls)
-            or cls is type(self._model)
+            or cls is type(self.model)
         ):
             return False
         has_functions = any(
@@ -283,8 +293,8 @@ class File(walk.File):
 
     def tied_names(self) -> dict[str, str]:
         """Returns the names of arrays that the file's model has only under another name."""
-        arrays = dict(self._model.named_parameters(remove_duplicate=False))
-        tied = {f"{name}.weight" for name, part in self._model.named_modules()
+        arrays = dict(self.model.named_parameters(remove_duplicate=False))
+        tied = {f"{name}.weight" for name, part in self.model.named_modules()
                 if id(part) in self._tied}  # fmt: skip
         return {
             name: next(n for n, x in arrays.items() if x is arrays[name] and n not in tied)

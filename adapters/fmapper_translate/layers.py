@@ -80,6 +80,7 @@ LAYERS: dict[type, Layer] = {
     nn.GroupNorm: Layer("GroupNorm"),
     nn.MaxPool1d: Layer("MaxPool1d", takes_rngs=False),
     nn.MaxPool2d: Layer("MaxPool2d", takes_rngs=False),
+    nn.AvgPool1d: Layer("AvgPool1d", takes_rngs=False),
     nn.AvgPool2d: Layer("AvgPool2d", takes_rngs=False),
     nn.AdaptiveAvgPool1d: Layer("AdaptiveAvgPool1d", takes_rngs=False),
     nn.AdaptiveAvgPool2d: Layer("AdaptiveAvgPool2d", takes_rngs=False),
@@ -114,9 +115,10 @@ ACTIVATIONS: dict[type, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
     nn.Identity: ("lambda x: x", _NONE, _NONE),
 }
 WORDS = {"approximate": {"none": False, "tanh": True}}  # of PyTorch -> what they are here
-FUNCTIONS = {
+FUNCTIONS: Mapping[Any, str] = {
     torch.relu: "nnx.relu", nn.functional.relu: "nnx.relu", nn.functional.silu: "nnx.silu",
-    nn.functional.interpolate: "interpolate",
+    nn.functional.interpolate: "interpolate", nn.utils.weight_norm: "add_weight_norm",
+    nn.utils.parametrizations.weight_norm: "add_parametrized_weight_norm",
     torch.tanh: "jnp.tanh", torch.sigmoid: "nnx.sigmoid", nn.functional.softplus: "nnx.softplus",
 }  # fmt: skip
 IGNORED = frozenset({"inplace", "device", "dtype", "track_running_stats", "requires_grad"})
@@ -141,6 +143,12 @@ def classes_of(cls: type) -> list[type]:
         base for base in cls.__mro__
         if not is_library_module(base) or not (is_counterpart or base is nn.Module)
     ]  # fmt: skip
+
+
+def says_bias(module: Any) -> bool:
+    """Returns whether a module is a layer whose counterpart says whether it has a bias."""
+    kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d
+    return isinstance(module, kinds)
 
 
 def is_forward(method: Any) -> bool:

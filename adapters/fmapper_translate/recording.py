@@ -85,6 +85,7 @@ class Activation:
         log: The operations that it ran itself and the calls of functions of the source, in order.
         result: What it returned.
         snapshot: A copy of that, as it was then.
+        is_random: Whether random numbers were drawn before that.
     """
 
     function: Function
@@ -92,6 +93,7 @@ class Activation:
     log: list[Operation | Event] = field(default_factory=list)
     result: Any = None
     snapshot: Any = None
+    is_random: bool = False
     pending: list[Operation] = field(default_factory=list)
     last: dict[ast.AST, Event] = field(default_factory=dict)
     ran: int = 0
@@ -116,6 +118,7 @@ class Recording:
         functions: The functions of the source that ran.
         activations: Their calls.
         made: How many of these were before the model was called; 0 until then.
+        has_drawn: Whether the present call of the model has drawn random numbers.
         events: The evaluations of each expression.
         spare: The same for sides of conditions that were evaluated for their code alone.
         after: The operations that statements ran themselves, for each time that they ran; for a
@@ -134,6 +137,7 @@ class Recording:
         self.operations: list[Operation] = []
         self.activations: list[Activation] = []
         self.made = 0
+        self.has_drawn = False
         self._nodes: list[ast.AST] = []
         self._parts: dict[ast.AST, list[ast.AST]] = {}
         self._codes: dict[types.CodeType, Function] = {}
@@ -213,6 +217,7 @@ class Recording:
             self._is_paused = True
             activation.result, activation.snapshot = value, _snapshot(value)
             self._is_paused = False
+            activation.is_random = self.has_drawn
         callee = (
             parts[node.func].value if isinstance(node, ast.Call) and node.func in parts else None
         )
@@ -254,8 +259,7 @@ class Recording:
         )
 
     def _is_constant(self, test: ast.expr) -> bool:
-        values = [event.value for event in self.events.get(test, ())]
-        return not any(map(self.source.is_array, values)) and len({*map(bool, values)}) == 1
+        return len({bool(event.value) for event in self.events.get(test, ())}) == 1
 
     def _choice(
         self, number: int, test: Any, then: Callable[[], Any], other: Callable[[], Any]
@@ -289,8 +293,10 @@ class Recording:
         operation = Operation(*what)
         self.operations.append(operation)
         frame: types.FrameType | None = sys._getframe(2)
-        if not self.made and self.source.draws(operation.overload):
-            self._note_maker(frame)
+        if self.source.draws(operation.overload):
+            self.has_drawn = True
+            if not self.made:
+                self._note_maker(frame)
         while frame is not None and frame.f_code not in self._codes:
             frame = frame.f_back
         if frame is not None:
@@ -340,7 +346,11 @@ def _parts_of(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def record(
-    source: Source, make: Callable[[], Any], calls: Sequence[Callable[[Any], object]]
+    source: Source,
+    make: Callable[[], Any],
+    calls: Sequence[Callable[[Any], object]],
+    *,
+    only_evaluation: bool = False,
 ) -> tuple[Recording, Any]:
     """Makes a model, calls it in evaluation, then in training, and returns what its source did.
 
@@ -348,6 +358,7 @@ def record(
         source: The framework of the model.
         make: Returns the model.
         calls: Call it, each with other inputs.
+        only_evaluation: Do not call it in training.
     """
     made: list[Any] = []
     recording = Recording(source)
@@ -356,12 +367,14 @@ def record(
         model = make()
         made.append(model)
         recording.made = len(recording.activations)
-        for mode in ("eval", "train"):
+        modes = ("eval",) if only_evaluation else ("eval", "train")
+        for mode in modes:
             getattr(model, mode, int)()
             for call in calls:
+                recording.has_drawn = False
                 call(model)
-        if recording.functions and source.turns:
-            model.eval()
+        for mode in modes if recording.functions and source.turns else ():
+            getattr(model, mode, int)()
             recording.turn_conditions()
 
     with source.compute():

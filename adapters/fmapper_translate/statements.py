@@ -22,6 +22,7 @@ from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries.ties import tie_arrays
 from fmapper_translate.printing.folding import is_constant
+from fmapper_translate.printing.selections import print_selection
 from fmapper_translate.walk import statements as walk
 from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.walk.statements import SIGNS, bare
@@ -62,6 +63,13 @@ class Statements(walk.Statements):
                 raise
             self._file.fallen[self._function.label] = str(error)
             body = operations_of(self._file, self._function, str(error))
+        if self._file.only_evaluation and self._file.is_entry(self._function):
+            self._file.has_mode.add(self._file.maker_of(type(self._file.model)))
+            reason = f"this file is for evaluation alone: {self._file.only_evaluation}"
+            refusal = ["if not self.deterministic:", f"    raise NotImplementedError({reason!r})"]
+            tree = self._function.tree
+            document = [*self._statement(tree.body[0])] if ast.get_docstring(tree) else []
+            body[len(document) : len(document)] = refusal
         if self._is_constructor and self._function.owner in self._file.has_mode:
             body.append("self.deterministic = False")
         if self._is_constructor and self._function.owner in self._file.draws:
@@ -109,11 +117,23 @@ class Statements(walk.Statements):
     # --- assignments ------------------------------------------------------------------------------
 
     def _assign_value(self, target: ast.expr, value: ast.expr) -> Iterator[str]:
+        yield from self._assign_one(target, value)
+        match target:
+            case ast.Attribute(base, "bias"):  # of a layer that was made without one, or with one
+                owners = self.expressions.values(base)
+                if owners and all(map(layers.says_bias, owners)):
+                    owner = text(self.code(base))
+                    yield f"{owner}.use_bias = {owner}.bias is not None"
+
+    def _assign_one(self, target: ast.expr, value: ast.expr) -> Iterator[str]:
         if isinstance(target, ast.Subscript):
             owners = self.expressions.values(target.value)
             if owners and isinstance(owners[0], torch.Tensor):
                 yield self._write(target, "set", value)
                 return
+        if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
+            yield from self._freeze(target.value, value)
+            return
         if isinstance(target, ast.Attribute) and arrays.is_array(self.expressions, value):
             if not arrays.tie(self.expressions, target, value):
                 yield arrays.share(self.expressions, target, value)
@@ -228,12 +248,9 @@ class Statements(walk.Statements):
             yield from initial_values.apply(self.expressions, call)
         elif name == "reset_parameters" and layers.layer_of(type(owner)) is not None:
             return  # the layer has them
-        elif (
-            name == "requires_grad_"
-            and isinstance(owner, nn.Module)
-            and isinstance(func, ast.Attribute)
-        ):
-            yield f"freeze({text(self.code(func.value))})"
+        elif name == "requires_grad_" and isinstance(func, ast.Attribute):
+            given = [*call.args, *(key.value for key in call.keywords)]
+            yield from self._freeze(func.value, given[0] if given else ast.Constant(True))
         elif library.is_of_library(getattr(callee, "__module__", None) or ""):
             if name == "post_init":
                 yield from tie_arrays(self.expressions, call)
@@ -246,6 +263,17 @@ class Statements(walk.Statements):
             yield from self._change(call, func)
         else:
             yield text(self.code(call))
+
+    def _freeze(self, part: ast.expr, trained: ast.expr) -> Iterator[str]:
+        """Prints what has a module or a parameter be trained, or not: `w.requires_grad = False`."""
+        code, test = arrays.argument(self.expressions, part), self.code(trained)
+        if not isinstance(test, ast.Constant):
+            yield f"if not {text(test)}:"
+            yield f"    freeze({text(code)})"
+        elif test.value:
+            raise NotTranscribed("what has parameters trained again has no counterpart")
+        else:
+            yield f"freeze({text(code)})"
 
     def _initialize(self, make: Callable[[], str]) -> Iterator[str]:
         try:
@@ -315,6 +343,10 @@ class Statements(walk.Statements):
             yield f"setattr({owner}, {text(self.code(name))}, {text(made)})"
 
     # --- flow -------------------------------------------------------------------------------------
+
+    def select(self, node: ast.If) -> Iterator[str]:
+        """Prints an `if` on a tensor."""
+        yield from print_selection(self, node)
 
     def _for(self, node: ast.For) -> Iterator[str]:
         head = initial_values.loop_head(self.expressions, node)

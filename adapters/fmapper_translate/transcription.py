@@ -49,6 +49,8 @@ class Transcription:
         rules: The rules from the source's state dict to the state of the file's model; their
             inverse leads back.
         target: The framework of the file.
+        only_evaluation: Why the file is for evaluation alone, and refuses training; empty if it is
+            for both.
     """
 
     code: str
@@ -59,6 +61,7 @@ class Transcription:
     fallen: Mapping[str, str] = field(default_factory=dict)
     rules: Rules = field(default_factory=Rules, repr=False)
     target: str = "flax"
+    only_evaluation: str = ""
 
     @property
     def whole(self) -> str:
@@ -85,7 +88,8 @@ class Transcription:
             model: The model that was transcribed.
             inputs: What it is called with by position.
             options: What it is called with by keyword.
-            only_evaluation: Compare nothing but the outputs in evaluation.
+            only_evaluation: Compare nothing but the outputs in evaluation; so are files that are
+                for that alone.
 
         Raises:
             ConversionError: The file does not run.
@@ -142,7 +146,8 @@ class Transcription:
                 return origin.trial(model, *given, train=None, parts=True)
 
         with library.without_caches(model) if is_torch else contextlib.nullcontext():
-            return file.prove(trial, only_evaluation=only_evaluation)
+            evaluates = only_evaluation or bool(self.only_evaluation)
+            return file.prove(trial, only_evaluation=evaluates)
 
 
 def transcribe(
@@ -177,7 +182,14 @@ def transcribe(
         )
     if isinstance(model, nn.Module):
         with _unchanged_random_numbers():
-            return _from_torch(model, inputs, arguments, options)
+            try:
+                return _from_torch(model, inputs, arguments, options)
+            except NotTranscribed as error:
+                reason = str(error)
+                try:
+                    return _from_torch(model, inputs, arguments, options, only_evaluation=reason)
+                except NotTranscribed:
+                    raise error from None
     if isinstance(model, tuple):
         from fmapper_translate.torch.linen.transcription import from_linen
 
@@ -204,6 +216,8 @@ def _from_torch(
     inputs: Inputs | list[Inputs],
     arguments: tuple[Sequence[Any], Mapping[str, Any]] | None,
     options: Mapping[str, Any] | None,
+    *,
+    only_evaluation: str = "",
 ) -> Transcription:
     cls = type(model)
     args, kwargs = find_arguments(model) if arguments is None else arguments
@@ -217,7 +231,8 @@ def _from_torch(
 
     examples = inputs if isinstance(inputs, list) else [inputs]
     calls = [functools.partial(_call, example, options or {}) for example in examples]
-    recording, twin = record(TorchSource(), make, calls)
+    evaluates = bool(only_evaluation)
+    recording, twin = record(TorchSource(), make, calls, only_evaluation=evaluates)
     weights = {name: value.detach() for name, value in model.named_parameters()}
     weights |= dict(model.named_buffers())
     saved = model.state_dict()
@@ -225,7 +240,7 @@ def _from_torch(
     first = {value.data_ptr(): name for name, value in reversed(weights.items()) if value.numel()}
     aliases = {name: first[value.data_ptr()] for name, value in saved.items()
                if name not in weights and value.data_ptr() in first}  # fmt: skip
-    file = File(recording, twin)
+    file = File(recording, twin, only_evaluation=only_evaluation)
     title = f"{cls.__name__} for Flax NNX, transcribed from {cls.__module__}"
 
     def differ(code: str, example: str) -> dict[Function, str]:
@@ -234,8 +249,9 @@ def _from_torch(
     code, example = file.write(title, args, kwargs, differ)
     rules = _rules_of(twin, file.tied_names())
     return Transcription(
-        format_code(code), cls.__name__, example, weights, aliases, file.fallen, rules
-    )
+        format_code(code), cls.__name__, example, weights, aliases, file.fallen, rules,
+        only_evaluation=only_evaluation,
+    )  # fmt: skip
 
 
 def _call(inputs: Inputs, options: Mapping[str, Any], model: nn.Module) -> object:

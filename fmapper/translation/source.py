@@ -178,6 +178,10 @@ class Transcription(Protocol):
         """Compares its outputs, gradients and five steps with those of the model."""
 
     @property
+    def only_evaluation(self) -> str:
+        """Why the file is for evaluation alone; empty if it is for both modes."""
+
+    @property
     def fallen(self) -> Mapping[str, str]:
         """Functions that are written by their operations -> the reason."""
 
@@ -190,6 +194,8 @@ def transcribe_proved(
     Arguments and errors are those of `transcribe`; a file that differs is an error, too.
     """
     found, args, kwargs = transcribe(model, to, args, kwargs)
+    if found.only_evaluation:
+        raise ConversionError(found.only_evaluation)
     if coarse := next((name for name, x in found.weights.items() if _is_half(x)), ""):
         raise ConversionError(f"{coarse} is of half precision, which proves little")
     proof = found.prove(model, args, kwargs)

@@ -51,6 +51,7 @@ def transcribing(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> list[Any]:
             raise outcome
         weights = dict(model.named_parameters())
         prove = SimpleNamespace(weights=weights, whole="whole", name="Net", fallen={})
+        prove.only_evaluation = "its training" if outcome == "evaluation" else ""
         prove.prove = lambda *_: outcome
         return prove
 
@@ -71,7 +72,8 @@ def test_source_is_the_transcription(
 
 
 @pytest.mark.parametrize(
-    "outcome", [False, ConversionError("no counterpart"), TypeError("of the model's code")]
+    "outcome",
+    [False, "evaluation", ConversionError("no counterpart"), TypeError("of the model's code")],
 )
 def test_source_is_by_operations_where_there_is_no_proof(
     net: Any, monkeypatch: pytest.MonkeyPatch, outcome: Any

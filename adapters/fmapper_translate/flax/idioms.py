@@ -74,7 +74,7 @@ def _expand_as(p: Printing, x: Value, y: Value) -> Any:
     return expr("jnp.broadcast_to({0}, {1}.shape)", x, y)
 
 
-@_idiom("view_as")
+@_idiom("view_as", "reshape_as")
 def _view_as(p: Printing, x: Value, y: Value) -> Any:
     return expr("{0}.reshape({1}.shape)", x, y)
 
@@ -120,6 +120,18 @@ def _pool(p: Printing, x: Value, size: Any) -> Any:
     if set(size) != {1}:
         return None
     return expr("{0}.mean(axis=(-2, -1), keepdims=True)", x)
+
+
+@_idiom("batch_norm")
+def _batch_norm(
+    p: Printing, x: Value, weight: Any, bias: Any, mean: Any, var: Any, training: bool,
+    momentum: Any, eps: Any, cudnn_enabled: bool,
+) -> Any:  # fmt: skip
+    if training and mean is not None:  # which it changes
+        return None
+    given = {"weight": weight, "bias": bias} | ({} if training else {"mean": mean, "var": var})
+    keywords = [ast.keyword(name, literal(y)) for name, y in given.items() if y is not None]
+    return ast.Call(expr("batch_norm"), [literal(x), literal(eps)], keywords)
 
 
 @_idiom("max_pool2d")

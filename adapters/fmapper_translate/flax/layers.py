@@ -1,7 +1,6 @@
 """Layers that files for Flax NNX have beside the model's classes, with PyTorch's arguments.
 
-A file takes the source of those that it names; `max_pool`, `avg_pool` and `adaptive_avg_pool` are
-functions that it takes along with them.
+A file takes the source of those that it names.
 """
 
 from __future__ import annotations
@@ -148,6 +147,16 @@ class ConvTranspose2d(nnx.ConvTranspose):
         return jnp.moveaxis(super().__call__(jnp.moveaxis(x, 1, -1)), -1, 1)
 
 
+def batch_norm(x, eps, weight=None, bias=None, mean=None, var=None):
+    """Normalises the channels, which come second, by statistics that are given or their own."""
+    axes, shape = (0, *range(2, x.ndim)), (-1, *(1,) * (x.ndim - 2))
+    mean = x.mean(axes) if mean is None else mean
+    var = x.var(axes) if var is None else var
+    y = (x - mean.reshape(shape)) * jax.lax.rsqrt(var + eps).reshape(shape)
+    y = y if weight is None else y * weight.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)
+
+
 class BatchNorm2d(nnx.Module):
     """Normalisation of batches, with the channels first."""
 
@@ -172,11 +181,8 @@ class BatchNorm2d(nnx.Module):
             unbiased = var * count / (count - 1)
             self.mean[...] = (1 - self.momentum) * self.mean[...] + self.momentum * mean
             self.var[...] = (1 - self.momentum) * self.var[...] + self.momentum * unbiased
-        shape = (-1, *(1,) * (x.ndim - 2))
-        y = (x - mean.reshape(shape)) * jax.lax.rsqrt(var + self.eps).reshape(shape)
-        if self.scale is None:
-            return y
-        return y * self.scale[...].reshape(shape) + self.bias[...].reshape(shape)
+        affine = () if self.scale is None else (self.scale[...], self.bias[...])
+        return batch_norm(x, self.eps, *affine, mean=mean, var=var)
 
 
 class BatchNorm1d(BatchNorm2d):
@@ -201,111 +207,6 @@ class GroupNorm(nnx.Module):
             return y
         shape = (-1, *(1,) * (x.ndim - 2))
         return y * self.scale[...].reshape(shape) + self.bias[...].reshape(shape)
-
-
-class MaxPool2d(nnx.Module):
-    """The largest values of windows of an image."""
-
-    def __init__(self, kernel_size, stride=None, padding=0, *, ceil_mode=False):
-        self.window, self.strides = ntuple(kernel_size, 2), ntuple(stride or kernel_size, 2)
-        self.padding, self.ceil_mode = ntuple(padding, 2), ceil_mode
-
-    def __call__(self, x):
-        return max_pool(
-            x, self.window, self.strides, padding=self.padding, ceil_mode=self.ceil_mode
-        )
-
-
-class MaxPool1d(nnx.Module):
-    """The largest values of windows of a sequence."""
-
-    def __init__(self, kernel_size, stride=None, padding=0, *, ceil_mode=False):
-        self.window, self.strides = (1, kernel_size), (1, stride or kernel_size)
-        self.padding, self.ceil_mode = (0, padding), ceil_mode
-
-    def __call__(self, x):
-        x = max_pool(
-            x[:, :, None], self.window, self.strides, padding=self.padding,
-            ceil_mode=self.ceil_mode,
-        )  # fmt: skip
-        return x[:, :, 0]
-
-
-class AvgPool2d(nnx.Module):
-    """The means of windows of an image."""
-
-    def __init__(
-        self, kernel_size, stride=None, padding=0, *, ceil_mode=False, count_include_pad=True
-    ):
-        self.window, self.strides = ntuple(kernel_size, 2), ntuple(stride or kernel_size, 2)
-        self.padding, self.ceil_mode = ntuple(padding, 2), ceil_mode
-        self.count_padding = count_include_pad
-
-    def __call__(self, x):
-        return avg_pool(
-            x, self.window, self.strides, padding=self.padding, ceil_mode=self.ceil_mode,
-            count_padding=self.count_padding,
-        )  # fmt: skip
-
-
-class AdaptiveAvgPool1d(nnx.Module):
-    """The means of a sequence's parts."""
-
-    def __init__(self, output_size):
-        self.size = ntuple(output_size, 1)
-
-    def __call__(self, x):
-        if self.size == (1,):
-            return x.mean(axis=-1, keepdims=True)
-        return adaptive_avg_pool(x, self.size)
-
-
-class AdaptiveAvgPool2d(nnx.Module):
-    """The means of an image's parts."""
-
-    def __init__(self, output_size):
-        self.size = ntuple(output_size, 2)
-
-    def __call__(self, x):
-        if self.size == (1, 1):
-            return x.mean(axis=(-2, -1), keepdims=True)
-        return adaptive_avg_pool(x, self.size)
-
-
-class ConstantPad1d(nnx.Module):
-    """A sequence with a value before and behind it, or without its ends."""
-
-    rank = 1
-
-    def __init__(self, padding, value=0.0):
-        self.padding, self.value = ntuple(padding, 2 * self.rank), value
-
-    def __call__(self, x):
-        starts, stops = self.padding[-2::-2], self.padding[::-2]
-        ends = [(start, stop, 0) for start, stop in zip(starts, stops, strict=True)]
-        rest = [(0, 0, 0)] * (x.ndim - self.rank)
-        return jax.lax.pad(x, jnp.array(self.value, x.dtype), [*rest, *ends])
-
-
-class ConstantPad2d(ConstantPad1d):
-    """An image with a value around it, or without its edges."""
-
-    rank = 2
-
-
-class Unfold(nnx.Module):
-    """The windows of an image, a column for each."""
-
-    def __init__(self, kernel_size, dilation=1, padding=0, stride=1):
-        self.window, self.dilation = ntuple(kernel_size, 2), ntuple(dilation, 2)
-        self.padding, self.strides = ntuple(padding, 2), ntuple(stride, 2)
-
-    def __call__(self, x):
-        y = jax.lax.conv_general_dilated_patches(
-            x, self.window, self.strides, [(size, size) for size in self.padding],
-            rhs_dilation=self.dilation,
-        )  # fmt: skip
-        return y.reshape(*y.shape[:2], -1)
 
 
 class MultiheadAttention(nnx.Module):
@@ -465,15 +366,3 @@ def not_written():
 def nested_tuple(array):
     """Returns an array of NumPy as tuples, which a module can keep as a setting."""
     return tuple(map(nested_tuple, array)) if array.ndim else array.item()
-
-
-def max_pool(*args: Any, **kwargs: Any) -> Any:
-    """Stands for the function that files take."""
-
-
-def avg_pool(*args: Any, **kwargs: Any) -> Any:
-    """Stands for the function that files take."""
-
-
-def adaptive_avg_pool(*args: Any, **kwargs: Any) -> Any:
-    """Stands for the function that files take."""

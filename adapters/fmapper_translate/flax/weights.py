@@ -53,8 +53,23 @@ def initialize(variable, init, rngs):
     variable[...] = init(rngs.params(), variable.shape, variable.dtype)
 
 
-def weight_norm(layer, name="weight", dim=0):
+def add_weight_norm(layer, name="weight", dim=0):
     """Has the array of a layer be a length for each row times a direction; returns the layer."""
+    return norm_weights(layer, name, dim, lambda owner: owner, (f"{name}_g", f"{name}_v"))
+
+
+def add_parametrized_weight_norm(layer, name="weight", dim=0):
+    """Does what `add_weight_norm` does, with the names of a parametrization."""
+    layer.parametrizations = nnx.Module()
+    setattr(layer.parametrizations, name, nnx.Module())
+    places = ("original0", "original1")
+    return norm_weights(
+        layer, name, dim, lambda owner: getattr(owner.parametrizations, name), places
+    )
+
+
+def norm_weights(layer, name, dim, find, places):
+    """Keeps lengths and directions of an array in a part of a layer; returns the layer."""
     kind = type(layer)
     key, axes = next((k, axes) for k, (n, axes) in kind.source_arrays.items() if n == name)
     array = getattr(layer, key)[...]
@@ -62,13 +77,12 @@ def weight_norm(layer, name="weight", dim=0):
     rest = [axis for axis in range(array.ndim) if axis != dim]
 
     def read(self):
-        direction = getattr(self, f"{name}_v")[...]
-        length = jnp.sqrt((direction**2).sum(rest, keepdims=True))
-        product = direction * (getattr(self, f"{name}_g")[...] / length)
+        lengths, directions = (getattr(find(self), place)[...] for place in places)
+        product = directions * (lengths / jnp.sqrt((directions**2).sum(rest, keepdims=True)))
         return nnx.Param(product if axes is None else product.transpose(axes))
 
-    setattr(layer, f"{name}_g", nnx.Param(jnp.sqrt((array**2).sum(rest, keepdims=True))))
-    setattr(layer, f"{name}_v", nnx.Param(array))
+    setattr(find(layer), places[0], nnx.Param(jnp.sqrt((array**2).sum(rest, keepdims=True))))
+    setattr(find(layer), places[1], nnx.Param(array))
     delattr(layer, key)
     object.__setattr__(layer, "__class__", type(kind.__name__, (kind,), {key: property(read)}))
     return layer
@@ -98,11 +112,11 @@ def named_parameters(model):
             yield name, variable
 
 
-def freeze(module):
-    """Has the parameters of a module not be trained."""
-    for name, variable in list(vars(module).items()):
-        if isinstance(variable, nnx.Param):
-            setattr(module, name, Buffer(variable[...]))
+def freeze(part):
+    """Has a parameter, or those of a module, not be trained."""
+    arrays = [part] if isinstance(part, nnx.Variable) else [x for _, x in named_parameters(part)]
+    for array in arrays:
+        object.__setattr__(array, "__class__", Buffer)
 
 
 def load_weights(model, state, strict=True):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import textwrap
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +44,18 @@ def print_call(
                 expressions.file.configs.field(config, library.FIELDS[counterpart])
         return expressions.plain_call(node, expressions.code(node.func), [])
     if event is not None and library.is_of_library(getattr(callee, "__module__", None) or ""):
+        if _calls_its_module(callee) and isinstance(node.func, ast.Attribute):
+            return expressions.plain_call(node, expressions.code(node.func.value), [])
         return _choice(expressions, node, event.value)
     return None
+
+
+def _calls_its_module(method: Any) -> bool:
+    """Returns whether what a method of a library returns is a call of its module."""
+    if not isinstance(getattr(method, "__self__", None), nn.Module):
+        return False
+    last = textwrap.dedent(inspect.getsource(method)).rstrip().splitlines()[-1]
+    return last.strip() == "return self(*args, **kwargs)"
 
 
 def _ask(expressions: Expressions, node: ast.Call, callee: Any, event: Event) -> ast.expr | None:
@@ -74,5 +86,16 @@ def _choice(expressions: Expressions, node: ast.Call, value: Any) -> ast.expr | 
         return expr(function.name)
     if isinstance(value, nn.Module) and file.add(type(value)):
         more = [ast.keyword("rngs", expr("rngs"))] * file.takes_rngs(type(value))
-        return ast.Call(expr(type(value).__name__), [expressions.code(node.args[0])], more)
+        config = _config_of(expressions, node.args[0], value)
+        return ast.Call(expr(type(value).__name__), [config], more)
     return None
+
+
+def _config_of(expressions: Expressions, node: ast.expr, model: Any) -> ast.expr:
+    """Returns the code for the configuration of a part of a model: the model's, or one in it."""
+    whole = expressions.values(node)[-1]
+    inner = next((name for name, value in vars(whole).items() if value is model.config), None)
+    if whole is model.config or inner is None:
+        return expressions.code(node)
+    name = expressions.file.configs.field(whole, inner)
+    return ast.Attribute(expressions.code(node), name, ast.Load())

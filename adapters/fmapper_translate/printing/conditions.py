@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from fmapper.translation import text
 from fmapper_translate.operations import negate
 from fmapper_translate.printing.folding import known_test
+from fmapper_translate.printing.selections import is_on_array
 from fmapper_translate.walk.errors import NotTranscribed, Unnamed
 
 if TYPE_CHECKING:
     from fmapper_translate.walk.statements import Statements
 
-_UNSEEN = "the source does something else here, which no example has shown"
+UNSEEN = "the source does something else here, which no example has shown"
 
 INDENT = "    "
 
@@ -22,6 +23,9 @@ INDENT = "    "
 def print_if(statements: Statements, node: ast.If) -> Iterator[str]:
     """Prints a condition: both sides, or the one that ran and a check."""
     if _asks_for_device(statements, node.test):
+        return
+    if is_on_array(statements.expressions, node.test):
+        yield from statements.select(node)
         return
     try:
         outcome = known_test(statements.code(node.test))
@@ -31,13 +35,10 @@ def print_if(statements: Statements, node: ast.If) -> Iterator[str]:
         yield from statements.block(node.body if outcome else node.orelse)
         return
     tests = [bool(value) for value in statements.expressions.values(node.test)]
-    is_array = statements.expressions.file.recording.source.is_array
-    if any(map(is_array, statements.expressions.values(node.test))):
-        raise NotTranscribed("the condition is a tensor")
     sides = {}
     for side, body in ((True, node.body), (False, node.orelse)):
         try:
-            sides[side] = list(statements.block(body)) if body else []
+            sides[side] = list(statements.block(body, strict=True))
         except NotTranscribed:
             if side in tests or not tests:
                 raise
@@ -52,7 +53,7 @@ def print_if(statements: Statements, node: ast.If) -> Iterator[str]:
         decided = _ran(statements, node.test)
         if decided is None or set(tests) != {False}:
             raise
-        yield f"assert {text(negate(decided))}, {_UNSEEN!r}"
+        yield f"assert {text(negate(decided))}, {UNSEEN!r}"
         yield from sides[False]
         return
     if len(sides) == 2:
@@ -73,7 +74,7 @@ def print_if(statements: Statements, node: ast.If) -> Iterator[str]:
         return
     side = next(iter(sides))
     condition = test if side else negate(test)
-    yield f"assert {text(condition)}, {_UNSEEN!r}"
+    yield f"assert {text(condition)}, {UNSEEN!r}"
     yield from sides[side]
 
 

@@ -52,7 +52,7 @@ class File(ABC):
         called = {item.function for item in recording.activations[recording.made :]}
         self._makers = {item for item in recording.functions if item not in called}
         self.distrusted: dict[Function, str] = {}
-        self._model = model
+        self.model = model
         self._classes: dict[type, None] = {}
         self._functions: dict[Function, None] = {}
         self._constants: dict[str, str] = {}
@@ -253,7 +253,7 @@ class File(ABC):
         Raises:
             NotTranscribed: A function of the source has no counterpart.
         """
-        cls = type(self._model)
+        cls = type(self.model)
         while True:
             for _ in range(2):  # arguments add classes, and classes fields of these
                 given = [self.value(value) for value in args]
@@ -276,7 +276,7 @@ class File(ABC):
         Raises:
             NotTranscribed: A function of the source has no counterpart.
         """
-        self.add(type(self._model))
+        self.add(type(self.model))
         done: dict[Any, str] = {}
         before = -1
         while before < (now := self._size()):

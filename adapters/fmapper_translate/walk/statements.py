@@ -10,7 +10,7 @@ from fmapper.translation import text
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.printing.comments import comments_beside, is_of_tools, quote
-from fmapper_translate.printing.conditions import INDENT, print_if
+from fmapper_translate.printing.conditions import INDENT, UNSEEN, print_if
 from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Statements:
         self.code = expressions.code
         self.is_left_out = expressions.is_left_out
         self._recording = file.recording
+        self.is_array = file.recording.source.is_array
+        self.nodes = function.nodes
         self._comments = dict(comments_beside(function.lines))
         self._is_constructor = function.name == "__init__" and file.is_module(function.owner)
 
@@ -121,11 +123,23 @@ class Statements:
 
     # --- statements -------------------------------------------------------------------------------
 
-    def block(self, body: list[ast.stmt]) -> Iterator[str]:
-        """Prints statements with their comments."""
+    def block(self, body: list[ast.stmt], *, strict: bool = False) -> Iterator[str]:
+        """Prints statements with their comments.
+
+        What never ran and has no counterpart raises an error in the file.
+
+        Raises:
+            NotTranscribed: A statement that ran has none; or, if it is strict, any.
+        """
         before: ast.stmt | None = None
         for statement in body:
-            made = list(self._statement(statement))
+            try:
+                made = list(self._statement(statement))
+            except NotTranscribed:
+                if strict or any(node in self._recording.events for node in ast.walk(statement)):
+                    raise
+                yield f"raise NotImplementedError({UNSEEN!r})"
+                return
             if not made:
                 continue
             start = before.end_lineno + 1 if before is not None and before.end_lineno else None
@@ -232,6 +246,10 @@ class Statements:
             [None if item is None else self.code(item) for item in args.kw_defaults], args.kwarg,
             [self.code(item) for item in args.defaults],
         )  # fmt: skip
+
+    def select(self, node: ast.If) -> Iterator[str]:
+        """Prints an `if` on an array."""
+        raise NotTranscribed("the condition is an array")
 
     def _inner(self, body: list[ast.stmt]) -> Iterator[str]:
         lines = list(self.block(body))

@@ -1,0 +1,113 @@
+"""Layers and parameters of transcribed models: norms, frozen arrays, tables of numbers."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+jnp = pytest.importorskip("jax.numpy")
+pytest.importorskip("flax")
+
+import numpy as np  # noqa: E402
+from flax import nnx  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
+
+
+def model_of(made, source):
+    """Returns the model of a file with the weights of its source, in evaluation."""
+    space = {}
+    exec(made.code, space)
+    model = eval(made.example, space | {"rngs": nnx.Rngs(0)})
+    space["load_weights"](model, {name: x.numpy() for name, x in source.state_dict().items()})
+    model.eval()
+    return model
+
+
+def padding_of(kind, size):
+    if kind is None:
+        return size // 2
+    kind = kind.lower()
+    return 0 if kind == "valid" else size
+
+
+class Standardized(nn.Conv1d):
+    def forward(self, x):
+        weight = F.batch_norm(
+            self.weight.reshape(1, self.out_channels, -1), None, None, training=True, eps=1e-6
+        ).reshape_as(self.weight)
+        return F.conv1d(x, weight, self.bias, self.stride, self.padding)
+
+
+class Speech(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        norm = nn.utils.weight_norm
+        if hasattr(nn.utils.parametrizations, "weight_norm"):
+            norm = nn.utils.parametrizations.weight_norm
+        self.first = norm(nn.Conv1d(2, 4, 3, padding=padding_of(None, 3)), name="weight", dim=2)
+        self.second = Standardized(4, 4, 1)
+        self.pool = nn.AvgPool1d(2)
+        self.rates = [x.tolist() for x in torch.Tensor(np.linspace(0, rate, 4)).split([3, 1])]
+        self.scale = nn.Linear(4, 4, bias=False)
+        self.scale.bias = nn.Parameter(torch.ones(4))
+        self.extra = nn.ModuleList([])
+        for _ in range(len(self.rates) - 2):
+            self.extra.append(nn.Linear(4, 4))
+
+    def forward(self, x):
+        x = self.pool(self.second(self.first(x)))
+        return self.scale(x.transpose(1, 2)) * self.rates[1][0]
+
+
+def test_norms_of_weights_and_functions_without_statistics_are_those_of_the_source():
+    torch.manual_seed(0)
+    source, x = Speech(0.5).eval(), torch.randn(2, 2, 8)
+    made = transcribe(source, (x,), ((0.5,), {}))
+    assert not made.fallen
+    model = model_of(made, source)
+    assert jnp.allclose(model(x.numpy()), source(x).detach().numpy(), atol=1e-5)
+    state = made.rules.apply({name: x.numpy() for name, x in source.state_dict().items()})
+    assert "first.parametrizations.weight.original0" in state
+    assert "raise NotImplementedError" in made.code.split("def padding_of")[1].split("class")[0]
+
+
+class Frozen(nn.Module):
+    def __init__(self, keeps=False):
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 4))
+        self.part.requires_grad_(False)
+        self.shift = nn.Parameter(torch.ones(4), requires_grad=False)
+        self.scale = nn.Parameter(torch.ones(4), requires_grad=keeps)
+        self.head = nn.Linear(4, 4)
+        for name, array in self.head.named_parameters():
+            if "bias" in name:
+                array.requires_grad = False
+
+    def forward(self, x):
+        return self.head(self.part(x) * self.scale + self.shift)
+
+
+def test_what_the_source_does_not_train_is_no_parameter_of_the_file():
+    source, x = Frozen(), torch.ones(1, 2)
+    made = transcribe(source, (x,), ((), {}))
+    model = model_of(made, source)
+    _, trained, _ = nnx.split(model, nnx.Param, ...)
+    assert [".".join(map(str, path)) for path, _ in nnx.to_flat_state(trained)] == ["head.kernel"]
+    assert jnp.allclose(model(x.numpy()), source(x).detach().numpy(), atol=1e-6)
+
+
+class Thawed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.fc.requires_grad_(False)
+        self.fc.bias.requires_grad = True
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+def test_training_what_was_frozen_is_refused():
+    with pytest.raises(NotTranscribed, match="trained again"):
+        transcribe(Thawed(), (torch.ones(1, 2),))

@@ -1,0 +1,134 @@
+"""Transcribed models whose course depends on values of tensors, or on random numbers."""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+jnp = pytest.importorskip("jax.numpy")
+pytest.importorskip("flax")
+
+from flax import nnx  # noqa: E402
+from torch import nn  # noqa: E402
+
+from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
+
+
+class Layered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+
+def model_of(made, source):
+    """Returns the model of a file with the weights of its source, in evaluation."""
+    space = {}
+    exec(made.code, space)
+    model = eval(made.example, space | {"rngs": nnx.Rngs(0)})
+    space["load_weights"](model, {name: x.numpy() for name, x in source.state_dict().items()})
+    model.eval()
+    return model
+
+
+class Chooses(Layered):
+    def forward(self, x):
+        x = self.fc(x)
+        if self.training:  # noqa: SIM102
+            if not torch.isfinite(x).all():
+                top = torch.finfo(x.dtype).max - 1000
+                x = torch.clamp(x, min=-top, max=top)
+        if x.sum() > 0 and x.max() > 0.5:
+            x = x / x.sum()
+            y = x * 2
+        else:
+            y = x - 1
+            y += 3
+        return y
+
+
+def test_a_condition_on_a_tensor_decides_when_the_model_runs():
+    torch.manual_seed(0)
+    source, ones = Chooses(), torch.ones(2, 3)
+    made = transcribe(source, (ones,))  # of which only one side has run
+    model = model_of(made, source)
+    assert "jax.lax.cond(condition, lambda: jnp.clip(x, -top, top), lambda: x)" in made.code
+    results = []
+    for scale in (1.0, -3.0, 5.0):
+        results.append(source(ones * scale).detach())
+        assert jnp.allclose(model(jnp.ones((2, 3)) * scale), results[-1].numpy(), atol=1e-6)
+    assert {bool(abs(y.sum() - 2) < 1e-5) for y in results} == {True, False}  # both sides
+
+
+class Calls(Layered):
+    def forward(self, x):
+        if x.sum() > 0:
+            x = self.fc(x)
+        return x
+
+
+class Keeps(Layered):
+    def forward(self, x):
+        best = None
+        for i in range(3):
+            if x.sum() > i:
+                best = x + i
+        return x if best is None else best
+
+
+class Counts(Layered):
+    def forward(self, x):
+        return self.fc(x) * int(x.sum() > 0)
+
+
+class Scales(Layered):
+    def forward(self, x):
+        return self.fc(x) * x.sum().item()
+
+
+class Loops(Layered):
+    def forward(self, x):
+        while x.sum() < 100:
+            x = x * x + 1
+        return self.fc(x)
+
+
+class Leaves(Layered):
+    def forward(self, x):
+        return self.fc(x) * float(x.detach().numpy().max())
+
+
+@pytest.mark.parametrize("kind", [Calls, Keeps, Counts, Scales, Loops, Leaves])
+def test_a_value_of_a_tensor_never_becomes_a_constant(kind):
+    with pytest.raises(NotTranscribed, match=f"{kind.__name__}.forward"):
+        transcribe(kind(), (torch.ones(2, 3),))
+
+
+class Skips(Layered):
+    def forward(self, x):
+        """Skips its layer at times."""
+        if self.training and random.random() < 0.5:
+            return x
+        return self.fc(x)
+
+
+def test_a_file_refuses_training_that_draws_numbers_in_python():
+    source = Skips().eval()
+    made = transcribe(source, (torch.ones(2, 3),))
+    assert "random.random()" in made.only_evaluation
+    model = model_of(made, source)
+    assert jnp.allclose(model(jnp.ones((2, 3))), source(torch.ones(2, 3)).detach().numpy())
+    model.train()
+    with pytest.raises(NotImplementedError, match=r"for evaluation alone: Skips\.forward"):
+        model(jnp.ones((2, 3)))
+
+
+class Masks(Layered):
+    def forward(self, x):
+        order = torch.rand(2, 3).argsort(dim=1)
+        return self.fc(x).gather(1, order), order
+
+
+def test_functions_that_draw_are_the_sources_though_each_call_gives_something_else():
+    made = transcribe(Masks(), (torch.ones(2, 3),))
+    assert not made.fallen
+    assert "jax.random.uniform(self.rngs.noise(), (2, 3))" in made.code
