@@ -143,10 +143,19 @@ def share(expressions: Expressions, target: ast.Attribute, value: ast.expr) -> s
     owners = expressions.values(target.value)
     layer = layers.base_of(type(owners[-1])) if owners else None
     key, axes = layer.variable(target.attr) if layer is not None else (target.attr, None)
-    if axes != order(expressions, value):
+    if axes != _order_in_its_layer(expressions, value):
         raise NotTranscribed("both have other layouts")
     shared = variable(expressions, value)
     return f"{text(expressions.code(target.value))}.{key} = {text(shared)}"
+
+
+def _order_in_its_layer(expressions: Expressions, node: ast.expr) -> layers.Order:
+    """Returns the order of an array in its layer; tied to another one it may have that of both."""
+    owners = expressions.values(node.value) if isinstance(node, ast.Attribute) else []
+    layer = layers.base_of(type(owners[-1])) if owners else None
+    if layer is None or not isinstance(node, ast.Attribute):
+        return order(expressions, node)
+    return layer.variable(node.attr)[1]
 
 
 def argument(expressions: Expressions, node: ast.expr) -> ast.expr:

@@ -87,6 +87,11 @@ class Expressions(walk.Expressions):
                 return self.code(left)
             case ast.BinOp() | ast.UnaryOp() | ast.Compare() if event.operations:
                 return self._operations(node, event)
+            case ast.Call(ast.Name("getattr"), [_, key]) if isinstance(value, type):
+                named = {item.parts[key].value: item.value for item in self.events(node)}
+                kinds = [self._reference(node, kind) for kind in named.values()]
+                table = ast.Dict([*map(literal, named)], kinds)
+                return ast.Subscript(table, self.code(key), ast.Load())
         return super()._print(node, event)
 
     def _subscript(self, node: ast.Subscript, event: Event) -> ast.expr:

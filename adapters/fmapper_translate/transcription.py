@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fmapper import fleaves
 from fmapper.checkpoints import Drop, Rule, Rules
 from fmapper.translation.source import format_code
 from fmapper.verification.files.proof import File as ProvedFile
@@ -21,8 +22,10 @@ from fmapper.verification.models.owners import source_of
 from fmapper.verification.models.trial import Trial
 from fmapper_adapters.jax.libraries import train_flags
 from fmapper_adapters.torch.record.modes import mode
+from fmapper_adapters.torch.record.patches.restore import restore_after
 from fmapper_translate import layers
 from fmapper_translate.constructors.arguments import find_arguments
+from fmapper_translate.constructors.notes import arguments_of
 from fmapper_translate.files import File
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
@@ -220,6 +223,7 @@ def _from_torch(
     only_evaluation: str = "",
 ) -> Transcription:
     cls = type(model)
+    arguments = arguments or arguments_of(model)
     args, kwargs = find_arguments(model) if arguments is None else arguments
     args = [library.prepare(value) for value in args]
     kwargs = {name: library.prepare(value) for name, value in kwargs.items()}
@@ -231,6 +235,11 @@ def _from_torch(
 
     examples = inputs if isinstance(inputs, list) else [inputs]
     calls = [functools.partial(_call, example, options or {}) for example in examples]
+    if arguments is None and not all(_are_equal(call, model, make()) for call in calls):
+        raise NotTranscribed(
+            f"{cls.__name__}: a model that is made with the arguments found, {kwargs}, gives "
+            "something else. Give `arguments`"
+        )
     evaluates = bool(only_evaluation)
     recording, twin = record(TorchSource(), make, calls, only_evaluation=evaluates)
     weights = {name: value.detach() for name, value in model.named_parameters()}
@@ -256,6 +265,17 @@ def _from_torch(
 
 def _call(inputs: Inputs, options: Mapping[str, Any], model: nn.Module) -> object:
     return model(*inputs, **options)
+
+
+def _are_equal(call: Callable[[nn.Module], object], *models: nn.Module) -> bool:
+    """Returns whether models give the same in evaluation, to the last bit."""
+    given = []
+    for model in models:
+        with mode(model, train=False), restore_after(model), torch.no_grad():
+            torch.manual_seed(0)
+            given.append([x for x in fleaves(call(model)) if isinstance(x, torch.Tensor)])
+    pairs = zip(*given, strict=True)
+    return all(torch.allclose(x, y, rtol=0, atol=0, equal_nan=True) for x, y in pairs)
 
 
 def _rules_of(model: nn.Module, tied: Mapping[str, str]) -> Rules:

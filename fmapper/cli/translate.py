@@ -81,7 +81,7 @@ def translate(
     written is not overwritten without --force.
     """
     from fmapper.cli.target import load_model
-    from fmapper.translation.source import format_code, transcribe_proved
+    from fmapper.translation.source import format_code, note_arguments, transcribe_proved
     from fmapper.verification.files.written_test import file_of_test, write_test
 
     check_folders(out)
@@ -91,7 +91,7 @@ def translate(
             f"{', '.join(map(str, edited))} would be overwritten, but was edited or not written by "
             "fmapper translate. Choose another --out, or pass --force."
         )
-    with step(f"loading {model}"):
+    with step(f"loading {model}"), note_arguments():
         loaded = load_model(model)
     args, given = example_args(examples), example_kwargs(kwargs)
     code, proof = "", None

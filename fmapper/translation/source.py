@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -218,8 +218,6 @@ def transcribe(
     Raises:
         ConversionError: Something in it has no counterpart; says what.
     """
-    import fmapper_translate
-
     target, variant = find_target(to)
     origin = source_of(model)
     if variant or origin is None:
@@ -227,14 +225,28 @@ def transcribe(
     args = tuple(args) if isinstance(args, tuple | list) else (args,)
     args, kwargs = inputs_for(origin, args, kwargs or {})
     try:
+        import fmapper_translate
+
         found = fmapper_translate.transcribe(model, args, options=kwargs, target=target.name)
     except ConversionError:
         raise
-    except Exception as error:  # of the model's own code too, which runs with probes in it
+    except Exception as error:  # of the model's own code too; or a framework is not installed
         raise ConversionError(
             f"{type(model).__name__} cannot be transcribed: {type(error).__name__}: {error}"
         ) from error
     return found, args, kwargs
+
+
+@contextlib.contextmanager
+def note_arguments() -> Iterator[None]:
+    """Notes what constructors of models are given within the block, for `transcribe`."""
+    try:
+        from fmapper_translate.constructors import notes
+    except ImportError:  # the frameworks for which it writes are not installed
+        yield
+    else:
+        with notes.note_arguments():
+            yield
 
 
 def _is_half(array: Any) -> bool:

@@ -37,11 +37,15 @@ def find_arguments(model: nn.Module) -> Arguments:
         and parameter.kind not in kinds
     ]  # fmt: skip
     if not lacking:
-        try:
-            is_alike = _is_alike(cls(**arguments), model)
-        except Exception:  # constructors raise anything
-            is_alike = False
-        lacking = [] if is_alike else [name for name in names if name not in arguments]
+        switches = {
+            name: not parameter.default for name, parameter in names.items()
+            if name not in arguments and isinstance(parameter.default, bool)
+        }  # fmt: skip
+        for other in ({}, *({name: value} for name, value in switches.items())):
+            given = {**arguments, **other}
+            if _makes(cls, given, model):
+                return (), {name: given[name] for name in names if name in given}
+        lacking = [name for name in names if name not in arguments]
     if lacking:
         raise NotTranscribed(
             f"{cls.__name__}: the model does not say what {', '.join(lacking)} was. "
@@ -50,12 +54,35 @@ def find_arguments(model: nn.Module) -> Arguments:
     return (), arguments
 
 
+def _makes(cls: type, arguments: Mapping[str, Any], model: nn.Module) -> bool:
+    """Returns whether a class makes a model like another one of these arguments."""
+    try:
+        return _is_alike(cls(**arguments), model)
+    except Exception:  # constructors raise anything
+        return False
+
+
 def _is_alike(twin: nn.Module, model: nn.Module) -> bool:
-    """Returns whether two models have the same parts, shapes and settings."""
+    """Returns whether two models have the same parts, shapes, ties and settings."""
     if repr(twin) != repr(model):
         return False
     ours, theirs = twin.state_dict(), model.state_dict()
-    return {name: x.shape for name, x in ours.items()} == {n: x.shape for n, x in theirs.items()}
+    if {name: x.shape for name, x in ours.items()} != {n: x.shape for n, x in theirs.items()}:
+        return False
+    pairs = zip(twin.modules(), model.modules(), strict=True)
+    is_same = all(_settings(one) == _settings(other) for one, other in pairs)
+    return is_same and _owned(twin) == _owned(model)
+
+
+def _owned(model: nn.Module) -> set[str]:
+    """Returns the names of parameters, those of tied ones once."""
+    return {name for name, _ in model.named_parameters()}
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Returns the numbers and texts that a module has."""
+    kept = {name: value for name, value in vars(module).items() if name != "training"}
+    return {name: value for name, value in kept.items() if isinstance(value, str | int | float)}
 
 
 def _read(module: nn.Module) -> dict[str, Any]:

@@ -45,7 +45,10 @@ def open_file(
     def make() -> Any:
         return getattr(net, name)(rngs=nnx.Rngs(0))
 
-    model = nnx.eval_shape(make)
+    try:
+        model = nnx.eval_shape(make)
+    except jax.errors.JAXTypeError:  # its constructor reads numbers from arrays
+        model = make()
     net.load_weights(model, jax.tree.map(jnp.asarray, dict(weights)))
     _compute_rest(model, make)
     model.train() if train else model.eval()

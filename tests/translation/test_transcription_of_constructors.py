@@ -1,0 +1,125 @@
+"""Constructors in transcribed files: what they were given, and classes that they choose by name."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
+
+import jax.numpy as jnp  # noqa: E402
+from torch import nn  # noqa: E402
+
+from fmapper_adapters.flax.translation.build import open_file  # noqa: E402
+from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
+from fmapper_translate.constructors.arguments import find_arguments  # noqa: E402
+from fmapper_translate.constructors.notes import arguments_of, note_arguments  # noqa: E402
+
+X = torch.ones(2, 4)
+
+
+class Chosen(nn.Module):
+    def __init__(self, width, kind="Linear", act="ReLU"):
+        super().__init__()
+        self.width = width
+        self.layer = getattr(nn, kind)(width, width)
+        self.act = getattr(nn, act)()
+        self.kind, self.name = kind, act
+
+    def forward(self, x):
+        return self.act(self.layer(x))
+
+
+def test_a_layer_that_is_chosen_by_its_name_is_taken_from_a_table():
+    model = Chosen(4, act="Tanh")
+    made = transcribe(model, (X,), ((4,), {"act": "Tanh"}))
+    assert '{"Linear": Linear}[kind](width, width, rngs=rngs)' in made.whole
+    names = {}
+    exec(made.whole, names)
+    twin = names["make_model"](rngs=nnx.Rngs(0))
+    names["load_weights"](twin, {name: x.numpy() for name, x in made.weights.items()})
+    assert jnp.allclose(twin(jnp.array(X)), model(X).detach().numpy(), atol=1e-6)
+    with pytest.raises(KeyError):
+        names["Chosen"](4, "Bilinear", rngs=nnx.Rngs(0))
+
+
+class Switched(nn.Module):
+    def __init__(self, width=4, is_tied=False, has_bias=True):
+        super().__init__()
+        self.first = nn.Linear(width, width, bias=False)
+        self.second = nn.Linear(width, width, bias=False)
+        if is_tied:
+            self.second.weight = self.first.weight
+        self.bias = nn.Parameter(torch.zeros(width)) if has_bias else None
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("name", ["is_tied", "has_bias"])
+def test_a_switch_that_left_no_trace_is_what_makes_the_same_model(name):
+    model = Switched(**{name: name == "is_tied"})
+    _, found = find_arguments(model)
+    assert found[name] is (name == "is_tied")
+
+
+class Shifted(nn.Module):
+    def __init__(self, width=4, shift=1.0):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.by = shift + 1
+
+    def forward(self, x):
+        return self.layer(x) + self.by
+
+
+class Hidden(nn.Module):
+    def __init__(self, width=4, shift=1.0):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.change = lambda x: x + shift
+
+    def forward(self, x):
+        return self.change(self.layer(x))
+
+
+@pytest.mark.parametrize("kind", [Shifted, Hidden])
+def test_a_model_whose_arguments_are_unknown_is_refused(kind):
+    with pytest.raises(NotTranscribed, match="Give `arguments`"):
+        transcribe(kind(shift=3.0), (X,))
+
+
+class Scaled(nn.Module):
+    def __init__(self, count=3):
+        super().__init__()
+        self.rates = (1 - torch.exp(torch.linspace(-1.0, 0.0, count))).tolist()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        for rate in self.rates:
+            x = self.layer(x) * rate
+        return x
+
+
+def test_a_constructor_may_read_numbers_from_arrays(tmp_path):
+    model = Scaled()
+    made = transcribe(model, (X,))
+    module = type(pytest)("scaled_file")
+    exec(made.whole, vars(module))
+    weights = {name: x.numpy() for name, x in made.weights.items()}
+    twin, _ = open_file(module, "make_model", weights, train=False)
+    assert jnp.allclose(twin(jnp.array(X)), model(X).detach().numpy(), atol=1e-6)
+
+
+class Based(Hidden):
+    def __init__(self, *sizes, depth=2, **more):
+        super().__init__(sizes[0], shift=more["shift"])
+        self.depth = depth
+
+
+def test_arguments_are_noted_while_a_model_is_made():
+    with note_arguments():
+        hidden, based = Hidden(shift=3.0), Based(4, 5, shift=2.0)
+    made = transcribe(hidden, (X,))
+    assert "return Hidden(width=4, shift=3.0, rngs=rngs)" in made.whole
+    assert arguments_of(based) == ([4, 5], {"depth": 2, "shift": 2.0})
+    assert arguments_of(Hidden()) is None
