@@ -125,13 +125,13 @@ def test_only_what_writes_files_imports_the_translator_when_it_is_imported():
 
 def test_one_module_imports_the_package_of_the_translator():
     """Where it is asked for a file: no plain conversion loads it."""
-    users = [
+    users = {
         name_of(path)
         for path in CORE + ADAPTERS
         for module, _ in imports(path, everywhere=True)
         if module.partition(".")[0] == "fmapper_translate"
-    ]
-    assert users == ["fmapper/translation/source"]
+    }
+    assert users == {"fmapper/translation/source"}
     assert not [
         module
         for module, _ in imports(ROOT / "fmapper/translation/source.py", everywhere=False)

@@ -71,10 +71,10 @@ def _is_alike(twin: nn.Module, model: nn.Module) -> bool:
         return False
     pairs = zip(twin.modules(), model.modules(), strict=True)
     is_same = all(_settings(one) == _settings(other) for one, other in pairs)
-    return is_same and _owned(twin) == _owned(model)
+    return is_same and _distinct_names(twin) == _distinct_names(model)
 
 
-def _owned(model: nn.Module) -> set[str]:
+def _distinct_names(model: nn.Module) -> set[str]:
     """Returns the names of parameters, those of tied ones once."""
     return {name for name, _ in model.named_parameters()}
 

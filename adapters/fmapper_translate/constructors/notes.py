@@ -1,4 +1,4 @@
-"""What the constructors of modules are given while a model is made."""
+"""The arguments of constructors, read while they make models."""
 
 from __future__ import annotations
 
