@@ -69,7 +69,7 @@ class End:
     ) -> None:
         from fmapper.checkpoints.rules.rules import Rules
         from fmapper.generation.generator import Generator
-        from fmapper.twins.one_sided import is_counter, is_kept, is_needed
+        from fmapper.twins.one_sided import is_counter, is_kept
         from fmapper.twins.sides import read_side
 
         if isinstance(tree, str | os.PathLike):
@@ -88,8 +88,8 @@ class End:
         self.entries = entries = read_side(tree, role).entries
         self.outlines: dict[str, Outline] = {}  # of the arrays of the model, by name
         for name, entry in entries.items():
-            free = entry.random or is_counter(entry) or entry.transient or is_kept(entry, keep)
-            kinds = is_needed(entry), free, entry.random
+            may_stay = entry.random or is_counter(entry) or entry.transient
+            kinds = not may_stay, may_stay or is_kept(entry, keep), entry.random
             self.outlines[name] = Outline(entry.shape, entry.dtype, entry.tied_to, *kinds)
         values = {name: entry.value for name, entry in entries.items() if not entry.random}
         live = values if self.generator is None else self.generator.live_arrays()

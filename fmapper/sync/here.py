@@ -124,13 +124,14 @@ class Here:
         for pair in ties_of(every):
             if min(pair) >= written:
                 continue
-            if max(pair) >= len(held):
+            names = [self._names[self._mutable[at]] for at in pair if at < len(held)]
+            if not names[1:]:
                 raise SyncError(
-                    "source and target share memory that is written in place. Pass a target of its "
-                    "own, such as copy.deepcopy of the source"
+                    f"{names[0]}: source and target share memory that is written in place. Pass a "
+                    "target of its own, such as copy.deepcopy of the source"
                 )
-            names = " and ".join(self._names[self._mutable[at]] for at in pair)
-            raise SyncError(f"{names} of the target have elements in common. Pass copies of them")
+            text = f"{names[0]} and {names[1]} of the target have elements in common"
+            raise SyncError(f"{text}. Pass copies of them")
         self._addresses = now
 
     def release(self) -> None:

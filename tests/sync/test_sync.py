@@ -301,6 +301,17 @@ def test_what_is_left_over_raises_when_it_is_planned() -> None:
         fmapper.Sync(source, make(1), rules)
 
 
+def test_a_buffer_that_is_left_over_raises_unless_checkpoints_leave_it_out() -> None:
+    sources = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
+    for source, persistent in zip(sources, (True, False), strict=True):
+        source.register_buffer("centre", torch.ones(3), persistent=persistent)
+    with pytest.raises(fmapper.SyncError, match="centre: the target has no place for it"):
+        fmapper.Sync(sources[0], torch.nn.Linear(3, 2))
+    target = torch.nn.Linear(3, 2)
+    fmapper.Sync(sources[1], target)()
+    assert torch.equal(target.weight, sources[1].weight)
+
+
 @pytest.mark.parametrize("what", ["shape", "dtype", "class", "layer"])
 def test_what_has_changed_since_is_refused(what: str) -> None:
     source, target = make(), make(1)
