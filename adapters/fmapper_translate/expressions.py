@@ -431,6 +431,8 @@ class Expressions(walk.Expressions):
             return size
         if name in numbers.METHODS:
             return expr(f"{{0}}.{name}()", self.code(func.value))
+        if name == "new_tensor":
+            return expr("jnp.array({1}, {0}.dtype)", *map(self.code, (func.value, node.args[0])))
         if name == "is_contiguous":  # as all arrays of JAX are
             return literal(True)
         if name == "is_floating_point":

@@ -242,6 +242,11 @@ class Statements(walk.Statements):
             yield f"{begin}{', '.join(codes)})"
         elif callee is print or library.is_message(callee) or name in _WITHOUT_EFFECT:
             return
+        elif callee is setattr and any(
+            isinstance(x, torch.Tensor) for x in self.expressions.values(call.args[0])
+        ):
+            array = arrays.argument(self.expressions, call.args[0])
+            yield text(expr("{0}.set_metadata({1}, {2})", array, *map(self.code, call.args[1:])))
         elif initial_values.is_initialization(callee):
             yield from self._initialize(lambda: initial_values.initialize(self.expressions, call))
         elif getattr(callee, "__func__", None) is nn.Module.apply:

@@ -7,6 +7,7 @@ jax = pytest.importorskip("jax")
 nnx = pytest.importorskip("flax.nnx")
 
 import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
 from torch import nn  # noqa: E402
 
 from fmapper_adapters.flax.translation.build import open_file  # noqa: E402
@@ -123,3 +124,29 @@ def test_arguments_are_noted_while_a_model_is_made():
     assert "return Hidden(width=4, shift=3.0, rngs=rngs)" in made.whole
     assert arguments_of(based) == ([4, 5], {"depth": 2, "shift": 2.0})
     assert arguments_of(Hidden()) is None
+
+
+class Registered(nn.Module):
+    def __init__(self, sizes=(2, 3)):
+        super().__init__()
+        self.offsets = np.array((0, *np.cumsum(sizes)[:-1]), dtype=np.int64)
+        self.table = nn.Embedding(sum(sizes), 4)
+        self.register("scale", torch.ones(4), 0.1)
+
+    def register(self, name, array, rate):
+        self.register_parameter(name, nn.Parameter(array))
+        getattr(self, name)._options = {"lr": rate}
+
+    def forward(self, ids):
+        return self.table(ids + ids.new_tensor(self.offsets).unsqueeze(0)) * self.scale
+
+
+def test_offsets_of_numpy_and_options_of_parameters_stay():
+    model, ids = Registered(), torch.tensor([[0, 2], [1, 0]])
+    made = transcribe(model, (ids,), ((), {}))
+    names = {}
+    exec(made.whole, names)
+    twin = names["make_model"](rngs=nnx.Rngs(0))
+    names["load_weights"](twin, {name: x.numpy() for name, x in made.weights.items()})
+    assert jnp.allclose(twin(jnp.array(ids)), model(ids).detach().numpy(), atol=1e-6)
+    assert twin.scale.get_metadata()["_options"] == {"lr": 0.1}
