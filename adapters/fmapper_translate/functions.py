@@ -20,6 +20,8 @@ _LIBRARIES = (
     "torch",
     "jax",
     "flax",
+    "equinox",
+    "jaxtyping",
     "optax",
     "einops",
     "numpy",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from fmapper.checkpoints import Drop, Rule, Rules
 from fmapper.translation.source import format_code
 from fmapper.verification.files.proof import File as ProvedFile
 from fmapper.verification.files.proof import Proof
-from fmapper.verification.models.owners import source_of
+from fmapper.verification.models.owners import source_of, source_of_callable
 from fmapper.verification.models.trial import Trial
 from fmapper_adapters.jax.libraries import train_flags
 from fmapper_adapters.torch.record.modes import mode
@@ -97,7 +98,7 @@ class Transcription:
         Raises:
             ConversionError: The file does not run.
         """
-        origin = source_of(model)
+        origin = source_of(model) or source_of_callable(model, None)
         assert origin is not None
         arrays: dict[str, Any] = {}
 
@@ -113,7 +114,7 @@ class Transcription:
         by_keyword = {
             name: encode(value)
             for name, value in (options or {}).items()
-            if name not in ("rngs", "mutable")
+            if name not in ("rngs", "mutable", "key")
         }
         code, maker = self.whole, _MAKER
         flags = [
@@ -164,8 +165,8 @@ def transcribe(
     """Writes a model as a file for another framework, in the words of its source.
 
     Args:
-        model: The model: a module of PyTorch for a file for Flax NNX; or a module of NNX, or the
-            pair of a module of Linen and its variables, for a file for PyTorch.
+        model: The model: a module of PyTorch for a file for Flax NNX; or a module of NNX or
+            Equinox, or the pair of a module of Linen and its variables, for a file for PyTorch.
         inputs: What it is called with, by position; or a list of such, of which each lets other
             sides of conditions run.
         arguments: What its class was given, by position and by keyword; read from the model's
@@ -197,6 +198,10 @@ def transcribe(
         from fmapper_translate.torch.linen.transcription import from_linen
 
         return from_linen(model, inputs, options)
+    if is_of_equinox(model):
+        from fmapper_translate.torch.equinox.transcription import from_equinox
+
+        return from_equinox(model, inputs, arguments, options)
     from fmapper_translate.torch.transcription import from_nnx
 
     return from_nnx(model, inputs, arguments, options)
@@ -212,6 +217,12 @@ def _unchanged_random_numbers() -> Iterator[None]:
     finally:
         random.setstate(numbers)
         np.random.set_state(numbers_of_numpy)
+
+
+def is_of_equinox(model: Any) -> bool:
+    """Returns whether a model is a module of Equinox."""
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(model, equinox.Module)
 
 
 def _from_torch(

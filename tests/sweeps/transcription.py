@@ -119,7 +119,7 @@ def golden_case(name: str) -> tuple[Any, ...]:
     """Returns the arguments of `transcribe` for a model that has a golden file."""
     source, _, name = name.rpartition("/")
     found = importlib.import_module(f"models.{source or 'nnx'}_repositories.{name}").build()
-    return found if not source else (*found[:2], None, *found[2:])
+    return (*found[:2], None, *found[2:]) if source == "linen" else found
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 torch        PyTorch
 nnx          Flax NNX
 linen        Flax Linen
+equinox      Equinox
 derivatives  derivatives of PyTorch models' own, which run when a model is recorded
 """
 

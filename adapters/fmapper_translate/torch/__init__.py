@@ -9,4 +9,5 @@ layers       layers with Flax's arguments, initial values and layouts of images;
 weights      initial values, and `load_weights`; files take them
 witness      the functions of a file that give something else than the source's
 transcription   all of it
+linen/, equinox/   the same for models of Flax Linen and of Equinox
 """

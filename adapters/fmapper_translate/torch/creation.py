@@ -16,6 +16,7 @@ from fmapper_translate.torch.functions import (
     Given,
     call_method,
     dtype_of,
+    invoke,
     printer_of,
 )
 from fmapper_translate.walk.errors import NotTranscribed
@@ -117,6 +118,13 @@ def _meshgrid(call: Call, /, *arrays: Given, indexing: Given | None = None) -> a
 
 def _shape(shape: Given | None) -> Any:
     return ast.Tuple([], ast.Load()) if shape is None else shape
+
+
+@printer_of(jax.random.split)
+def _split(call: Call, /, key: Given, num: Given | None = None) -> ast.expr:
+    return invoke(
+        "range", ast.Constant(2) if num is None else num
+    )  # of which each stands for a key
 
 
 @printer_of(jax.random.normal)

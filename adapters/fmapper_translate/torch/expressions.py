@@ -148,7 +148,7 @@ class Expressions(walk.Expressions):
             if node.attr in _ATTRIBUTES:
                 return ast.Attribute(self.code(node.value), node.attr, ast.Load())
             raise Unnamed(f"{node.attr} of an array")
-        if isinstance(owner, MODULES):
+        if self.file.is_module(type(owner)):
             return self._of_module(node, owner, value)
         if isinstance(owner, types.ModuleType):
             return self._reference(node, value)
@@ -160,7 +160,7 @@ class Expressions(walk.Expressions):
             name = NEW_NAMES.get(name, name)
         return ast.Attribute(self.code(node.value), name, ast.Load())
 
-    def _of_module(self, node: ast.Attribute, owner: nnx.Module, value: Any) -> ast.expr:
+    def _of_module(self, node: ast.Attribute, owner: Any, value: Any) -> ast.expr:
         base, layer = self.code(node.value), tables.base_of(type(owner))
         kept = inspect.getattr_static(type(owner), node.attr, None)
         function = self.file.recording.function_of(getattr(kept, "fget", None))
@@ -202,7 +202,11 @@ class Expressions(walk.Expressions):
         try:
             return self._known_call(node, callee, event)
         except NotTranscribed as error:
-            is_own = isinstance(callee, type | MODULES) or self.file.constructs(self.function)
+            is_own = (
+                isinstance(callee, type)
+                or self.file.is_module(type(callee))
+                or self.file.constructs(self.function)
+            )
             if is_own or self.file.recording.function_of(callee) is not None:
                 raise
             return fallback.call_of(self, node, callee, event, str(error))
@@ -223,9 +227,9 @@ class Expressions(walk.Expressions):
                         return self.code(base)
                 elif self._is_array(owner):
                     return self._method(node, base, owner, name, event)
-        if isinstance(callee, MODULES):
+        if self.file.is_module(type(callee)):
             return self._call_module(node, callee)
-        if isinstance(callee, type) and issubclass(callee, nnx.Variable | nnx.Module):
+        if isinstance(callee, type) and issubclass(callee, (nnx.Variable, self.file.module)):
             return self._make(node, callee)
         if _in(callee, _SAME_AS_THEIR_FUNCTION) or callee in (
             nnx.data, nnx.static, nnx.with_partitioning, nnx.with_metadata

@@ -123,8 +123,17 @@ def is_setting(name: str | None, values: list[Any]) -> bool:
 
 def is_library_module(cls: Any) -> bool:
     """Returns whether a class is a module of Flax itself."""
-    is_module = isinstance(cls, type) and issubclass(cls, nnx.Module | linen.Module)
-    return is_module and cls.__module__.partition(".")[0] == "flax"
+    is_own = isinstance(cls, type) and cls.__module__.partition(".")[0] in ("flax", "equinox")
+    return is_own and any(base.__name__ == "Module" for base in cls.__mro__)
+
+
+def is_module(value: Any) -> bool:
+    """Returns whether something is a module of a framework, or consists of such."""
+    if isinstance(value, list | tuple):
+        return any(map(is_module, value))
+    if isinstance(value, nnx.Module | linen.Module):
+        return True
+    return any(base.__module__.startswith("equinox.") for base in type(value).__mro__)
 
 
 def is_initializer(function: Any) -> bool:

@@ -16,7 +16,7 @@ from fmapper_translate.functions import Function
 from fmapper_translate.recording import record
 from fmapper_translate.sources.nnx import NnxSource
 from fmapper_translate.torch.files import File
-from fmapper_translate.torch.tables import is_library_module, is_random
+from fmapper_translate.torch.tables import is_library_module, is_module, is_random
 from fmapper_translate.torch.witness import functions_that_differ
 from fmapper_translate.transcription import Transcription
 from fmapper_translate.walk.errors import NotTranscribed
@@ -41,7 +41,7 @@ def from_nnx(
         raise NotTranscribed(
             f"{cls.__name__} is Flax's own: only classes of a model are transcribed"
         )
-    args, kwargs = _arguments(model) if arguments is None else arguments
+    args, kwargs = arguments_of(model) if arguments is None else arguments
     takes_rngs = "rngs" in inspect.signature(cls.__init__).parameters
 
     def make() -> Any:
@@ -70,7 +70,7 @@ def _call(inputs: Inputs, options: Mapping[str, Any], model: Any) -> object:
     return model(*inputs, **options)
 
 
-def _arguments(model: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def arguments_of(model: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Returns what the constructor of a model was given, as far as its attributes say that.
 
     Raises:
@@ -82,13 +82,13 @@ def _arguments(model: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     names = [
         name
         for name, parameter in parameters.items()
-        if name not in ("self", "rngs") and parameter.kind not in kinds
+        if name not in ("self", "rngs", "key") and parameter.kind not in kinds
     ]
     lacking = [
         name
         for name in names
         if parameters[name].default is inspect.Parameter.empty
-        and (not hasattr(model, name) or isinstance(getattr(model, name), nnx.Module))
+        and (not hasattr(model, name) or is_module(getattr(model, name)))
     ]
     if lacking:
         raise NotTranscribed(
@@ -96,9 +96,7 @@ def _arguments(model: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
             "Give `arguments`"
         )
     return (), {
-        name: value
-        for name in names
-        if not isinstance(value := getattr(model, name, model), nnx.Module)
+        name: value for name in names if not is_module(value := getattr(model, name, model))
     }
 
 

@@ -60,6 +60,9 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, nnx.Variable):
         value = value.get_raw_value()
     if isinstance(value, torch.Tensor):
-        return value.detach().numpy()
+        try:
+            return value.detach().numpy()
+        except RuntimeError:  # within a `vmap`
+            return value
     is_known = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
     return np.asarray(value) if is_known and not is_random(value) else value

@@ -383,7 +383,17 @@ class File(ABC):
 
 
 _PLAIN = (bool, int, float, str, tuple)
-_LIBRARIES = ("torch", "numpy", "jax", "flax", "fmapper", "builtins", "typing")
+_LIBRARIES = (
+    "torch",
+    "numpy",
+    "jax",
+    "flax",
+    "equinox",
+    "jaxtyping",
+    "fmapper",
+    "builtins",
+    "typing",
+)
 
 
 def name_of(node: ast.stmt) -> str:

@@ -1,0 +1,67 @@
+"""The table of layers: Equinox's classes, and what a file for PyTorch has in their place."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+
+from fmapper_translate.torch.tables import LAYERS, Layer
+from fmapper_translate.walk.errors import NotTranscribed
+
+_POOL = {"use_ceil": "ceil_mode"}
+# Classes -> the file's, and Equinox's arguments -> those of PyTorch; empty for one that it lacks.
+KEYWORDS: Mapping[Any, tuple[str, Mapping[str, str]]] = {
+    eqx.nn.Linear: ("nn.Linear", {"use_bias": "bias"}),
+    eqx.nn.Conv1d: ("Conv1d", {"use_bias": "bias", "padding_mode": ""}),
+    eqx.nn.Conv2d: ("Conv2d", {"use_bias": "bias", "padding_mode": ""}),
+    eqx.nn.Embedding: ("nn.Embedding", {"embedding_size": "embedding_dim"}),
+    eqx.nn.LayerNorm: ("nn.LayerNorm", {"shape": "normalized_shape", "use_bias": "bias",
+                                        "use_weight": "", "elementwise_affine": ""}),
+    eqx.nn.RMSNorm: ("nn.RMSNorm", {"shape": "normalized_shape", "use_weight": "", "use_bias": ""}),
+    eqx.nn.GroupNorm: ("GroupNorm", {"groups": "num_groups", "channels": "num_channels",
+                                     "channelwise_affine": "affine"}),
+    eqx.nn.Dropout: ("Dropout", {}),
+    eqx.nn.MLP: ("MLP", {}),
+    eqx.nn.MultiheadAttention: ("MultiheadAttention", {}),
+    eqx.nn.Sequential: ("Sequential", {}),
+    eqx.nn.Lambda: ("Function", {"fn": "function"}),
+    eqx.nn.Identity: ("nn.Identity", {}),
+    eqx.nn.MaxPool1d: ("nn.MaxPool1d", _POOL),
+    eqx.nn.MaxPool2d: ("nn.MaxPool2d", _POOL),
+    eqx.nn.AvgPool1d: ("nn.AvgPool1d", _POOL),
+    eqx.nn.AvgPool2d: ("nn.AvgPool2d", _POOL),
+}  # fmt: skip
+LAYERS |= {cls: Layer(name) for cls, (name, _) in KEYWORDS.items()}
+_POOLS = (eqx.nn.MaxPool1d, eqx.nn.MaxPool2d, eqx.nn.AvgPool1d, eqx.nn.AvgPool2d)
+# Layers that take the last dimension, whatever is before it.
+OF_LAST = (eqx.nn.Linear, eqx.nn.Dropout, eqx.nn.Embedding, eqx.nn.MLP, eqx.nn.Identity)
+
+
+def keyword_of(kind: Any, keyword: ast.keyword) -> ast.keyword:
+    """Returns an argument of a layer under PyTorch's name.
+
+    Raises:
+        NotTranscribed: PyTorch's layer does not have it.
+    """
+    _, names = KEYWORDS[kind]
+    name = names.get(str(keyword.arg), keyword.arg)
+    if not name:
+        raise NotTranscribed(f"{kind.__name__} with {ast.unparse(keyword)} has no counterpart")
+    return ast.keyword(name, keyword.value)
+
+
+def defaults_of(kind: Any, node: ast.Call) -> list[ast.keyword]:
+    """Returns what Equinox has by default, and PyTorch otherwise."""
+    is_given = len(node.args) > 1 or any(key.arg == "stride" for key in node.keywords)
+    has_stride = kind in _POOLS and not is_given
+    return [ast.keyword("stride", ast.Constant(1))] if has_stride else []
+
+
+def acts_on_last(module: Any) -> bool:
+    """Returns whether a layer, mapped over the first dimension, is the layer itself."""
+    is_row = isinstance(module, eqx.nn.LayerNorm | eqx.nn.RMSNorm) and len(module.shape) == 1
+    is_vector = not isinstance(module, eqx.nn.MLP) or module.in_size != "scalar" != module.out_size
+    return is_row or (isinstance(module, OF_LAST) and is_vector)

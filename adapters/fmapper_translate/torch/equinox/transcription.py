@@ -1,0 +1,87 @@
+"""A model of Equinox as a file for PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from fmapper import state
+from fmapper.translation.source import format_code
+from fmapper_translate.functions import Function
+from fmapper_translate.recording import record
+from fmapper_translate.sources.equinox import EquinoxSource
+from fmapper_translate.torch.equinox.files import File
+from fmapper_translate.torch.tables import is_library_module, is_random
+from fmapper_translate.torch.transcription import Inputs, arguments_of, rules_of
+from fmapper_translate.torch.witness import functions_that_differ
+from fmapper_translate.transcription import Transcription
+from fmapper_translate.walk.errors import NotTranscribed
+
+
+class _Bound:
+    """A model whose calls are in the mode that was set."""
+
+    def __init__(self, module: eqx.Module) -> None:
+        self.module: Any = module
+
+    def eval(self) -> None:
+        """Sets the mode."""
+        self.module = eqx.nn.inference_mode(self.module, value=True)
+
+    def train(self) -> None:
+        """Sets the mode."""
+        self.module = eqx.nn.inference_mode(self.module, value=False)
+
+    def __call__(self, inputs: Inputs, options: Mapping[str, Any]) -> Any:
+        """Calls the model, with a key if it takes one."""
+        takes_key = "key" in inspect.signature(type(self.module).__call__).parameters
+        key = {"key": jax.random.key(0)} if takes_key else {}
+        return self.module(*inputs, **{**options, **key})
+
+
+def from_equinox(
+    model: Any,
+    inputs: Inputs | list[Inputs],
+    arguments: tuple[Sequence[Any], Mapping[str, Any]] | None,
+    options: Mapping[str, Any] | None,
+) -> Transcription:
+    """Writes a module of Equinox as a file for PyTorch; see `transcribe`."""
+    cls = type(model)
+    if is_library_module(cls):
+        raise NotTranscribed(
+            f"{cls.__name__} is Equinox's own: only classes of a model are transcribed"
+        )
+    args, kwargs = arguments_of(model) if arguments is None else arguments
+    takes_key = "key" in inspect.signature(cls).parameters
+
+    def make() -> _Bound:
+        made = cls(*args, **kwargs, **({"key": jax.random.key(0)} if takes_key else {}))
+        leaves = zip(jax.tree.leaves(made), jax.tree.leaves(model), strict=True)
+        whole = [theirs if eqx.is_array(theirs) else ours for ours, theirs in leaves]
+        return _Bound(jax.tree.unflatten(jax.tree.structure(made), whole))
+
+    examples = inputs if isinstance(inputs, list) else [inputs]
+    given = {name: x for name, x in (options or {}).items() if name != "key"}
+    calls = [functools.partial(_call, example, given) for example in examples]
+    recording, bound = record(EquinoxSource(), make, calls)
+    weights = {name: x for name, x in state(model).items() if not is_random(x)}
+    file = File(recording, bound.module)
+
+    def differ(code: str, example: str) -> dict[Function, str]:
+        return functions_that_differ(code, example, recording, weights, examples, given)
+
+    title = f"{cls.__name__} for PyTorch, transcribed from {cls.__module__}"
+    code, example = file.write(title, args, kwargs, differ)
+    rules = rules_of(code, example, weights)
+    return Transcription(
+        format_code(code), cls.__name__, example, weights, {}, rules=rules, target="torch"
+    )
+
+
+def _call(inputs: Inputs, options: Mapping[str, Any], model: _Bound) -> object:
+    return model(inputs, options)

@@ -1,0 +1,1 @@
+"""Models of Equinox as public repositories write them; each module has `build`."""
