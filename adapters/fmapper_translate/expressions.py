@@ -18,11 +18,11 @@ from fmapper_translate import arrays, calls, layers
 from fmapper_translate.constructors import numbers
 from fmapper_translate.fallback import dispatch_of, refuse_python_draw, refuse_wrapper
 from fmapper_translate.flax.constructions import make_activation, make_layer, make_partial
-from fmapper_translate.functions import Function, is_standard
+from fmapper_translate.functions import Function, is_of_model, is_standard
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries import requests
 from fmapper_translate.operations import Operations, dtype_name
-from fmapper_translate.printing import choices
+from fmapper_translate.printing import choices, rows
 from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.printing.operands import arguments_of, tensors_of
 from fmapper_translate.recording import Event
@@ -94,11 +94,12 @@ class Expressions(walk.Expressions):
                 return ast.Subscript(table, self.code(key), ast.Load())
         return super()._print(node, event)
 
-    def _subscript(self, node: ast.Subscript, event: Event) -> ast.expr:
+    def _subscript(self, node: ast.Subscript, event: Event) -> Any:
         if isinstance(node.value, ast.Attribute) and node.value.attr in _TABLES:
             owner, key = self.code(node.value.value), self.code(node.slice)
             return expr("getattr({0}, {1})", owner, key)
-        if isinstance(event.value, type) and not isinstance(node.value, ast.Attribute):
+        is_kind = isinstance(event.value, type | types.FunctionType)
+        if is_kind and not isinstance(node.value, ast.Attribute):
             registry = event.parts.get(node.value)
             if registry is not None and isinstance(registry.value, dict):
                 kinds = set(self.values(node))
@@ -108,12 +109,15 @@ class Expressions(walk.Expressions):
         made: ast.Subscript = self._rebuild(node)
         if isinstance(event.value, torch.Tensor):
             made.slice = arrays.index_of(made.slice)
+            if not self.file.constructs(self.function):
+                return rows.pick(self, node, made, event)
         return made
 
-    def _registry(
-        self, node: ast.Subscript, registry: dict[Any, Any], kinds: set[type]
-    ) -> ast.expr:
-        """Returns the code for a class from a table of a module, which the file then has."""
+    def _registry(self, node: ast.Subscript, registry: dict[Any, Any], kinds: set[Any]) -> ast.expr:
+        """Returns the code for a class or function from a table of a module.
+
+        The file then has these.
+        """
         if not self.static(node.value)[0] or not isinstance(node.value, ast.Name):
             raise NotTranscribed("its table is made when the model runs")
         used = {key: self._reference(node, kind) for key, kind in registry.items() if kind in kinds}
@@ -156,7 +160,16 @@ class Expressions(walk.Expressions):
                 return ast.Attribute(self._reference(node.value, base), node.attr, ast.Load())
             if known and isinstance(base, type):
                 return ast.Attribute(self._reference(node.value, base), node.attr, ast.Load())
+        if self._never_ran(node, value):
+            return expr("not_written")
         raise Unnamed(f"{ast.unparse(node)} has no counterpart")
+
+    def _never_ran(self, node: ast.expr, value: Any) -> bool:
+        """Returns whether an expression is a function of the source that no example calls."""
+        target = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
+        is_own = isinstance(target, types.FunctionType) and is_of_model(target.__code__.co_filename)
+        is_called = any(isinstance(x, ast.Call) and x.func is node for x in self.function.nodes)
+        return is_own and not is_called and self.file.recording.function_of(value) is None
 
     def _attribute(self, node: ast.Attribute, event: Event) -> ast.expr:
         part = event.parts.get(node.value)
@@ -171,6 +184,11 @@ class Expressions(walk.Expressions):
             raise Unnamed(f"{node.attr} of a tensor")
         if isinstance(owner, nn.Module):
             return self._of_module(node, owner, value)
+        if isinstance(owner, tuple) and type(owner).__module__ == "torch.return_types":
+            names: Any = type(owner)  # as of `x.max(-1)`
+            at, results = names.__match_args__.index(node.attr), self.code(node.value)
+            picked = results.elts[at] if isinstance(results, ast.Tuple) else None
+            return picked or expr(f"{{0}}[{at}]", results)
         if value is None and library.is_record(type(owner)):
             return literal(None)  # it was not filled
         if library.is_config(owner):
@@ -215,6 +233,8 @@ class Expressions(walk.Expressions):
         if is_plain and not self.file.omissions.is_assigned(type(owner), node.attr):
             return self.file.value(value)  # which a library has set
         name = node.attr if layer is None else layer.attributes.get(node.attr, node.attr)
+        if self._never_ran(node, value):
+            return expr("not_written")
         if isinstance(value, types.MethodType):
             name = NEW_NAMES.get(name, name)
             self.file.add_method(value)
@@ -444,6 +464,7 @@ class Expressions(walk.Expressions):
     # --- operations -------------------------------------------------------------------------------
 
     def _operations(self, node: ast.expr, event: Event) -> ast.expr:
+        self.file.places.check(self.events(node))
         given = list(arguments_of(node, event, self.code))
         tensors = dict(tensors_of(event, self.code))
         parameters = self.file.recording.arguments_of(self.function)

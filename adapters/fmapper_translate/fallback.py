@@ -17,6 +17,7 @@ from fmapper.translation import expr, literal, text
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.operations import Operations
+from fmapper_translate.printing.rows import picks_rows
 from fmapper_translate.recording import Activation, Event, Operation, Recording
 from fmapper_translate.walk.errors import NotTranscribed
 
@@ -38,6 +39,8 @@ def operations_of(file: File, function: Function, reason: str) -> list[str]:
         NotTranscribed: An operation has no code, or another call ran others.
     """
     runs = [item for item in file.recording.activations if item.function is function]
+    if any(picks_rows(step) for run in runs for step in run.log):
+        raise NotTranscribed(reason)
     events = (x for node in function.nodes for x in file.recording.events.get(node, ()))
     try:
         for event in events:

@@ -17,10 +17,12 @@ from fmapper_translate.flax import derivatives as flax_derivatives
 from fmapper_translate.flax import layers as flax_layers
 from fmapper_translate.flax import pools as flax_pools
 from fmapper_translate.flax import recurrent as flax_recurrent
+from fmapper_translate.flax import rows as flax_rows
 from fmapper_translate.flax import transformers as flax_transformers
 from fmapper_translate.flax import weights as flax_weights
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
+from fmapper_translate.printing.rows import Places
 from fmapper_translate.recording import Recording
 from fmapper_translate.sources.derivatives import is_derivable
 from fmapper_translate.statements import Statements
@@ -50,6 +52,7 @@ class File(walk.File):
 
     Attributes:
         dialect: The printers of operations, with the functions that they call.
+        places: The tensors that are indices of a mask's elements.
         has_mode: Classes that ask whether they are in training.
         takers: Classes that take `rngs` since others that are made in their place do.
         draws: Classes, and functions without a module, that draw random numbers when called.
@@ -65,7 +68,9 @@ class File(walk.File):
     module = nn.Module
     called = "forward"
     prefix = "Torch"
-    helpers = (flax_layers, flax_pools, flax_recurrent, flax_weights, flax_derivatives)
+    helpers = (
+        flax_layers, flax_pools, flax_recurrent, flax_weights, flax_derivatives, flax_rows,
+    )  # fmt: skip
 
     def __init__(
         self, recording: Recording, model: nn.Module, *, only_evaluation: str = ""
@@ -73,6 +78,7 @@ class File(walk.File):
         super().__init__(recording, model)
         self.only_evaluation = only_evaluation
         self.dialect = FlaxDialect()
+        self.places = Places(recording)
         self.has_mode: set[type | None] = set()
         self.draws: set[type | Function | None] = set()
         self.takers: set[type | None] = set()

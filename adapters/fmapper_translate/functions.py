@@ -139,6 +139,10 @@ def functions_that_run(
 
     for owner in owners:
         look(vars(owner).values(), owner)
+        for value in vars(owner).values():  # a decorator may call other functions of its module
+            is_function = isinstance(value, types.FunctionType)
+            if is_function and is_of_model(value.__code__.co_filename):
+                spaces.setdefault(id(value.__globals__), value.__globals__)
     seen = 0
     while seen < len(spaces):  # the modules of these functions, and those that their names are from
         space = list(spaces.values())[seen]
@@ -255,8 +259,14 @@ class _Instrument(ast.NodeTransformer):
                     item.context_expr = self.visit(item.context_expr)
                 node.body = self.block(node.body)
                 return node
-            case ast.FunctionDef():
+            case ast.FunctionDef() | ast.ExceptHandler():
                 node.body = self.block(node.body)
+                return node
+            case ast.Try():
+                node.handlers = [*map(self.visit, node.handlers)]
+                node.body, node.orelse, node.finalbody = map(
+                    self.block, (node.body, node.orelse, node.finalbody)
+                )
                 return node
             case ast.AnnAssign():
                 node.annotation = ast.Constant(None)

@@ -21,6 +21,7 @@ from fmapper_translate.flax.constructions import make_layer
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries.ties import tie_arrays
+from fmapper_translate.printing import rows
 from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.printing.selections import print_selection
 from fmapper_translate.walk import statements as walk
@@ -35,6 +36,7 @@ _WITHOUT_EFFECT = frozenset({  # hooks of state dicts, and the place of weights 
     "_register_load_state_dict_pre_hook", "register_load_state_dict_pre_hook",
     "register_load_state_dict_post_hook", "register_state_dict_pre_hook",
 })  # fmt: skip
+_METHODS = {ast.Add: "add", ast.Mult: "multiply", ast.Div: "divide"}  # of parts of arrays
 _SETTERS = frozenset({"add_module", "register_module", "register_parameter"})
 
 
@@ -129,7 +131,7 @@ class Statements(walk.Statements):
         if isinstance(target, ast.Subscript):
             owners = self.expressions.values(target.value)
             if owners and isinstance(owners[0], torch.Tensor):
-                yield self._write(target, "set", value)
+                yield self._write(target, value)
                 return
         if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
             yield from self._freeze(target.value, value)
@@ -176,24 +178,42 @@ class Statements(walk.Statements):
             for item in node.targets
         )
 
-    def _write(self, target: ast.Subscript, method: str, value: ast.expr) -> str:
-        owner = self.code(target.value)
+    def _write(self, target: ast.Subscript, value: ast.expr, op: ast.operator | None = None) -> str:
+        """Returns the statement that writes a value into a part of an array.
+
+        Args:
+            target: The part.
+            value: The value.
+            op: What computes the new one with it and the old one.
+
+        Raises:
+            NotTranscribed: It is a part of a part.
+        """
+        owner, index, new = self.code(target.value), self.code(target.slice), self.code(value)
         if isinstance(target.value, ast.Subscript | ast.Call):
             raise NotTranscribed("it writes into a part of a part")
-        index = self.code(target.slice)
-        made = expr(f"{{0}}.at[{{1}}].{method}({{2}})", owner, index, self.code(value))
-        masks = self.expressions.values(target.slice)
-        if any(isinstance(mask, torch.Tensor) and mask.dtype == torch.bool for mask in masks):
-            made = expr("jnp.where({0}, {1}, {2})", index, self._under(target, value), owner)
+        parts = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+        values = [next(iter(self.expressions.values(part)), None) for part in parts]
+        under = self._under(target, value) if rows.is_mask(values[0]) and len(parts) == 1 else None
+        method = None if op is None else _METHODS.get(type(op))
+        if under is not None:
+            made = under if op is None else ast.BinOp(owner, op, under)
+            made = expr("jnp.where({0}, {1}, {2})", index, made, owner)
+        elif method is not None and not any(isinstance(item, torch.Tensor) for item in values):
+            made = expr(f"{{0}}.at[{{1}}].{method}({{2}})", owner, index, new)
+        else:
+            index, read = rows.place(self._file.places, index, values)
+            if op is not None:  # PyTorch writes once where an index is there several times
+                new = ast.BinOp(expr(f"{{0}}{read}", owner, index), op, new)
+            made = expr("{0}.at[{1}].set({2})", owner, index, new)
         if arrays.is_array(self.expressions, target.value):
             return arrays.write(self.expressions, target.value, made)
         return f"{text(owner)} = {text(made)}"
 
-    def _under(self, target: ast.Subscript, value: ast.expr) -> ast.expr:
+    def _under(self, target: ast.Subscript, value: ast.expr) -> ast.expr | None:
         """Returns what is written under a mask: a number, or an array of the target's size.
 
-        Raises:
-            NotTranscribed: It has as many elements as the mask says.
+        None for an array of as many rows as elements hold.
         """
         owners, masks = map(self.expressions.values, (target.value, target.slice))
         if all(owner.ndim == mask.ndim for owner, mask in zip(owners, masks, strict=True)):
@@ -203,17 +223,14 @@ class Statements(walk.Statements):
             match value:
                 case ast.Subscript(inner, mask) if ast.dump(mask) == ast.dump(target.slice):
                     return self.code(inner)
-        raise NotTranscribed("it writes as many values as a mask says")
+        return None
 
     def _augment(self, node: ast.AugAssign) -> Iterator[str]:
         sign = SIGNS.get(type(node.op), "")
         if isinstance(node.target, ast.Subscript):
             owners = self.expressions.values(node.target.value)
             if owners and isinstance(owners[0], torch.Tensor):
-                methods = {"+": "add", "*": "multiply", "/": "divide"}
-                if sign not in methods:
-                    raise NotTranscribed(f"{sign}= into a part of a tensor")
-                yield self._write(node.target, methods[sign], node.value)
+                yield self._write(node.target, node.value, node.op)
                 return
         match node.target:
             case ast.Attribute(array, "data") if arrays.is_array(self.expressions, array):
@@ -247,6 +264,8 @@ class Statements(walk.Statements):
         ):
             array = arrays.argument(self.expressions, call.args[0])
             yield text(expr("{0}.set_metadata({1}, {2})", array, *map(self.code, call.args[1:])))
+        elif library.is_config(owner):
+            return  # its fields are what they are then
         elif initial_values.is_initialization(callee):
             yield from self._initialize(lambda: initial_values.initialize(self.expressions, call))
         elif getattr(callee, "__func__", None) is nn.Module.apply:

@@ -236,17 +236,18 @@ def _from_torch(
     cls = type(model)
     arguments = arguments or arguments_of(model)
     args, kwargs = find_arguments(model) if arguments is None else arguments
+    given = args, kwargs  # with which the model computes as it does
     args = [library.prepare(value) for value in args]
     kwargs = {name: library.prepare(value) for name, value in kwargs.items()}
 
-    def make() -> nn.Module:
+    def make(args: Sequence[Any] = args, kwargs: Mapping[str, Any] = kwargs) -> nn.Module:
         made = cls(*args, **kwargs)
         made.load_state_dict(model.state_dict())
         return made
 
     examples = inputs if isinstance(inputs, list) else [inputs]
     calls = [functools.partial(_call, example, options or {}) for example in examples]
-    if arguments is None and not all(_are_equal(call, model, make()) for call in calls):
+    if arguments is None and not all(_are_equal(call, model, make(*given)) for call in calls):
         raise NotTranscribed(
             f"{cls.__name__}: a model that is made with the arguments found, {kwargs}, gives "
             "something else. Give `arguments`"

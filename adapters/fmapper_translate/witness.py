@@ -17,6 +17,7 @@ from jax.extend.core import get_opaque_trace_state
 from fmapper_adapters.flax.translation.build import open_file
 from fmapper_translate.expressions import NEW_NAMES
 from fmapper_translate.functions import Function
+from fmapper_translate.printing import rows
 from fmapper_translate.recording import Recording
 from fmapper_translate.walk.witness import UNSEEN, Watch, run_file
 
@@ -43,7 +44,10 @@ def functions_that_differ(
         examples: What the model was called with, each time.
         options: What it was called with by keyword.
     """
-    space = run_file(code, f"def make_example(*, rngs):\n    return {example}")
+    space = run_file(
+        code.replace(rows.READ, rows.READ_BY_WITNESS),
+        f"def make_example(*, rngs):\n    return {example}",
+    )
     trace: list[Any] = []
     state_of_trace: Any = get_opaque_trace_state
 
@@ -86,7 +90,7 @@ def functions_that_differ(
         )
         for function, returned in watch.results.items()
     }
-    return watch.compare(_numbers)
+    return watch.compare(_numbers, has_rows=bool(rows.Places(recording)))
 
 
 def _is_array(value: Any) -> bool:

@@ -6,6 +6,7 @@ recurrent  those of them that run over sequences
 idioms   operations with the sizes of the source
 weights  initial values, and `load_weights`
 derivatives  operations with a derivative of their own
+rows     rows that are picked by values
 transformers  counterparts of a library's infrastructure
 constructions  calls of layers' constructors
 """

@@ -168,6 +168,21 @@ def _rand(p: Printing, size: Any, *, dtype: Any = None) -> Any:
     return expr("jax.lax.complex({0}, {1})", *parts)
 
 
+@_idiom("nonzero")
+def _nonzero(p: Printing, mask: Value) -> Any:
+    return expr("jnp.stack(nonzero({0}), axis=-1)", mask)
+
+
+@_idiom("nonzero_numpy")
+def _nonzero_numpy(p: Printing, mask: Value) -> Any:
+    return expr("nonzero({0})", mask)
+
+
+@_idiom("where")
+def _where(p: Printing, mask: Value, *sides: Any, **named: Any) -> Any:
+    return None if sides or named else expr("nonzero({0})", mask)
+
+
 @_idiom("one_hot")
 def _one_hot(p: Printing, x: Value, count: Any = -1) -> Any:
     return None if count == -1 else expr("jax.nn.one_hot({0}, {1}, dtype=jnp.int32)", x, count)

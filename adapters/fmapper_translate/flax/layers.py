@@ -358,7 +358,7 @@ def expand(x, sizes):
     return jnp.broadcast_to(x, tuple(old if new == -1 else new for new, old in pairs))
 
 
-def not_written():
+def not_written(*_args, **_options):
     """Raises for the side of a condition that the file does not have."""
     raise NotImplementedError("the source does something else here, which no example has shown")
 

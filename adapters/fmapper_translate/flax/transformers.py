@@ -108,6 +108,19 @@ def create_sliding_window_causal_mask(
     return make_mask(inputs_embeds, attention_mask, sees, position_ids)
 
 
+def create_chunked_causal_mask(config, inputs_embeds, attention_mask=None, position_ids=None):
+    """Returns the mask where each query sees itself and what is before in its chunk."""
+    begin = 0
+    if attention_mask is not None:  # chunks begin behind the padding on the left
+        begin = (attention_mask.cumsum(-1) == 0).sum(-1)[:, None, None, None]
+
+    def sees(q, k):
+        size = config.attention_chunk_size
+        return (k <= q) & ((k - begin) // size == (q - begin) // size)
+
+    return make_mask(inputs_embeds, attention_mask, sees, position_ids)
+
+
 def create_bidirectional_mask(
     config, inputs_embeds, attention_mask=None, encoder_hidden_states=None,
     allow_is_bidirectional_skip=True,

@@ -42,7 +42,10 @@ class Configs:
 
     def field(self, config: Any, name: str) -> str:
         """Notes that a field is read; returns its name, which may be another one."""
-        name = type(config).attribute_map.get(name, name)
+        return self.keep(config, type(config).attribute_map.get(name, name))
+
+    def keep(self, config: Any, name: str) -> str:
+        """Notes that a field is read under this name; returns it."""
         self._fields[type(config)].setdefault(name, getattr(config, name))
         return name
 

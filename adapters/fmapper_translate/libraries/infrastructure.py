@@ -35,8 +35,8 @@ _COUNTERPARTS = {
         name: name
         for name in (
             "create_recurrent_attention_mask", "create_causal_mask",
-            "create_sliding_window_causal_mask", "create_bidirectional_mask",
-            "create_bidirectional_sliding_window_mask",
+            "create_sliding_window_causal_mask", "create_chunked_causal_mask",
+            "create_bidirectional_mask", "create_bidirectional_sliding_window_mask",
         )
     },
 }  # fmt: skip
@@ -44,6 +44,7 @@ _COUNTERPARTS = {
 FIELDS = {
     "create_sliding_window_causal_mask": "sliding_window",
     "create_bidirectional_sliding_window_mask": "sliding_window",
+    "create_chunked_causal_mask": "attention_chunk_size",
 }
 # Names of what is of generation, of what a model returns besides, or of how it is computed; left
 # out where they are None, a bool or 0.

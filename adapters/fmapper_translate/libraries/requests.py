@@ -38,10 +38,11 @@ def print_call(
         return asked
     counterpart = library.counterpart_of(callee)
     if counterpart is not None:
-        parts = event.parts.values() if event is not None else ()
-        for config in (part.value for part in parts if library.is_config(part.value)):
+        values = [part.value for part in event.parts.values()] if event is not None else []
+        values += [item for value in values if isinstance(value, dict) for item in value.values()]
+        for config in filter(library.is_config, values):
             if counterpart in library.FIELDS:
-                expressions.file.configs.field(config, library.FIELDS[counterpart])
+                expressions.file.configs.keep(config, library.FIELDS[counterpart])
         return expressions.plain_call(node, expressions.code(node.func), [])
     if event is not None and library.is_of_library(getattr(callee, "__module__", None) or ""):
         if _calls_its_module(callee) and isinstance(node.func, ast.Attribute):

@@ -5,4 +5,5 @@ folding     conditions that constants decide
 choices     expressions with sides, and those that have to be numbers
 conditions  `if`
 comments    comments and docstrings
+rows        rows that a function picks by values
 """

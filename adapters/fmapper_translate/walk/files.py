@@ -144,10 +144,11 @@ class File(ABC):
         module = getattr(value, "__module__", None)
         if isinstance(module, str) and is_standard(module):
             own, top = getattr(value, "__name__", name), module.partition(".")[0]
-            module = top if getattr(sys.modules[top], own, None) is value else module
             alias = "" if own == name else f" as {name}"
-            self._imports[name] = f"from {module} import {own}{alias}"
-            return True
+            for place in (top, module):
+                if getattr(sys.modules[place], own, None) is value:
+                    self._imports[name] = f"from {place} import {own}{alias}"
+                    return True
         try:
             self._constants[name] = text(literal(value))
         except TypeError:
@@ -262,8 +263,11 @@ class File(ABC):
                 code = self.print(title)
             example = ast.Call(expr(cls.__name__), given, [*keywords, *self._more_arguments(cls)])
             wrong = differ(code, text(example))
-            if wrong.keys() <= self.distrusted.keys():
+            if not wrong:
                 return code, text(example)
+            for function in wrong.keys() & self.distrusted.keys():
+                reasons = f"{self.distrusted[function]}; by its operations {wrong[function]}"
+                raise NotTranscribed(f"{function.label}: {reasons}")
             self.distrusted |= wrong
 
     def _more_arguments(self, cls: type) -> list[ast.keyword]:

@@ -217,8 +217,17 @@ class Statements:
                 arguments = ast.unparse(self._parameters_of_inner(node.args))
                 yield f"def {node.name}({arguments}):"
                 yield from self._inner(node.body)
+            case ast.Try(body, handlers, [], []) if self._file.constructs(self._function) or all(
+                isinstance(handler.body[-1], ast.Raise) for handler in handlers
+            ):  # arrays of JAX do not raise where tensors do
+                yield from ["try:", *self._inner(body)]
+                for handler in handlers:
+                    kind = "" if handler.type is None else f" {text(self.code(handler.type))}"
+                    yield f"except{kind}{f' as {handler.name}' if handler.name else ''}:"
+                    yield from self._inner(handler.body)
             case ast.Raise(ast.expr() as error):
-                yield f"raise {text(self._error(error))}"
+                cause = f" from {node.cause.id}" if isinstance(node.cause, ast.Name) else ""
+                yield f"raise {text(self._error(error))}{cause}"
             case ast.Raise() | ast.Pass() | ast.Break() | ast.Continue() | ast.Nonlocal():
                 yield ast.unparse(node)
             case ast.Delete(targets) if all(isinstance(item, ast.Name) for item in targets):

@@ -102,23 +102,30 @@ class Watch:
             raise NotTranscribed(f"the model of the file cannot be made: {reason}") from error
         return {self._stack[-1]: f"it does not run: {type(error).__name__}: {first}"}
 
-    def compare(self, numbers: Callable[[Any], Any]) -> dict[Function, str]:
+    def compare(
+        self, numbers: Callable[[Any], Any], *, has_rows: bool = False
+    ) -> dict[Function, str]:
         """Returns the functions whose results differ, and none that they call, with the reason.
 
         Args:
             numbers: See `agree`.
+            has_rows: Whether functions that others call may have more rows than the source's, of
+                which the last are NaN, and calls for none.
         """
         recorded: dict[Function, list[Activation]] = defaultdict(list)
         for activation in self._recording.activations[self._recording.made :]:
             recorded[activation.function].append(activation)
-        wrong = {
-            function
-            for function, returned in self.results.items()
-            for ours, theirs in zip(returned, recorded[function], strict=False)
-            if ours is not UNSEEN
-            and not theirs.is_random
-            and not agree(ours, theirs.snapshot, numbers)
-        }
+        called = {item for functions in self._callers.values() for item in functions}
+        wrong = set()
+        for function, results in self.results.items():
+            runs, is_picked = recorded[function], has_rows and function in called
+            if is_picked:
+                runs = [run for run in runs if _has_numbers(run.snapshot, numbers)]
+            kept = [x for x in results if not is_picked or _has_numbers(x, numbers)]
+            for ours, theirs in zip(kept, runs, strict=False):
+                is_seen = ours is not UNSEEN and not theirs.is_random
+                if is_seen and not agree(ours, theirs.snapshot, numbers, is_picked=is_picked):
+                    wrong.add(function)
         return {
             function: "its statements give something else"
             for function in wrong
@@ -126,23 +133,39 @@ class Watch:
         }
 
 
-def agree(ours: Any, theirs: Any, numbers: Callable[[Any], Any]) -> bool:
+def _has_numbers(result: Any, numbers: Callable[[Any], Any]) -> bool:
+    """Returns whether a result has something else than NaN, or no arrays."""
+    values = result.values() if isinstance(result, dict) else result
+    if isinstance(result, dict | tuple | list):
+        return not values or any(_has_numbers(value, numbers) for value in values)
+    array = numbers(result)
+    is_array = isinstance(array, np.ndarray)
+    return not is_array or bool(array.size and not (array != array).all())  # noqa: PLR0124
+
+
+def agree(
+    ours: Any, theirs: Any, numbers: Callable[[Any], Any], *, is_picked: bool = False
+) -> bool:
     """Returns whether arrays of a result are those of the other, as far as both are arrays.
 
     Args:
         ours: A result of the file.
         theirs: A result of the source.
         numbers: Returns a framework's array as one of NumPy, and something else as it is.
+        is_picked: Whether arrays of the file may have more rows.
     """
+    more = {"is_picked": is_picked}
     if isinstance(theirs, tuple | list):
         same = isinstance(ours, tuple | list) and len(ours) == len(theirs)
-        return same and all(agree(a, b, numbers) for a, b in zip(ours, theirs, strict=True))
+        return same and all(agree(a, b, numbers, **more) for a, b in zip(ours, theirs, strict=True))
     if isinstance(theirs, dict):
         ours = ours if isinstance(ours, dict) else vars(ours)
-        return all(agree(ours.get(name), value, numbers) for name, value in theirs.items())
+        return all(agree(ours.get(name), x, numbers, **more) for name, x in theirs.items())
     ours, theirs = numbers(ours), numbers(theirs)
     if not isinstance(theirs, np.ndarray):
         return True
+    if is_picked and isinstance(ours, np.ndarray) and theirs.ndim:
+        ours = ours[: len(theirs)]
     if not isinstance(ours, np.ndarray) or ours.shape != theirs.shape:
         return False
     wanted = theirs.astype(np.complex128)
