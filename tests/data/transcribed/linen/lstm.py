@@ -295,8 +295,10 @@ class Tagger(nn.Module):
         return self.Dense_1(x)
 
 
-def load_weights(model, state):
+def load_weights(model, state, strict=True):
     """Fills a model with the arrays of the source's state, by name; returns it.
+
+    With `strict=False` arrays that are not in there stay as they are, and others are ignored.
 
     Raises:
         ValueError: Arrays are missing or left over, or have another shape.
@@ -304,7 +306,8 @@ def load_weights(model, state):
     arrays, filled = dict(state), set()
     for name, tensor, axes in named_arrays(model):
         if name in arrays:
-            array = torch.as_tensor(arrays.pop(name))
+            array = arrays.pop(name)
+            array = array if isinstance(array, torch.Tensor) else torch.tensor(array)
             array = array if axes is None else array.permute(axes)
             if array.shape != tensor.shape:
                 raise ValueError(f"{name}: {tuple(array.shape)} instead of {tuple(tensor.shape)}")
@@ -312,7 +315,7 @@ def load_weights(model, state):
                 tensor.copy_(array)
             filled.add(id(tensor))
     missing = [name for name, tensor, _ in named_arrays(model) if id(tensor) not in filled]
-    if missing or arrays:
+    if strict and (missing or arrays):
         raise ValueError(f"missing: {missing}; left over: {[*arrays]}")
     return model
 
