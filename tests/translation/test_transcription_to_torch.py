@@ -226,16 +226,27 @@ def test_loops_and_maps_are_those_of_the_source_and_what_is_unknown_is_its_opera
 
 
 class Sorting(nnx.Module):
+    def __init__(self, axis):
+        self.axis = axis
+
+    def scale(self, x):
+        with jax.named_scope("scale"):
+            return x * (self.axis + 2)
+
     def __call__(self, x):
-        return jnp.sort(x, descending=True)
+        return self.scale(jnp.sort(x, axis=self.axis, descending=True))
 
 
 def test_a_call_that_has_no_counterpart_is_written_by_its_operations():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
-    made = transcribe(Sorting(), (x,), ((), {}))
-    assert "        return sort(x)\n" in made.code
-    *_, twin = run(made)
-    assert np.array_equal(twin(torch.from_numpy(np.array(x))).numpy(), np.sort(x)[:, ::-1])
+    made = transcribe(Sorting(1), (x,))
+    assert "        return self.scale(sort(x, axis=self.axis))\n" in made.code
+    space, twin = run(made)
+    given = torch.from_numpy(np.array(x))
+    assert np.array_equal(twin(given).numpy(), 3 * np.sort(x)[:, ::-1])
+    for called in (space["Sorting"](0), space["Sorting"](0).scale):
+        with pytest.raises(AssertionError, match="another value has other operations"):
+            called(given)
 
 
 def test_layers_in_another_precision_are_refused():

@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,6 +24,9 @@ from fmapper_translate.walk.errors import NotTranscribed
 if TYPE_CHECKING:
     from fmapper_translate.torch.expressions import Expressions
     from fmapper_translate.torch.files import File
+
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def call_of(
@@ -55,8 +59,27 @@ def call_of(
     names = [*names, *(f"x{at}" for at in range(len(names), count)),
              *(str(key.arg) for key in node.keywords)][: len(given)]  # fmt: skip
     key = node, id(event)
-    called, arrays = _write(expressions.file, key, title, compute, names, values, reason)
-    return ast.Call(expr(called), [expressions.code(given[at]) for at in arrays], [])
+    fixed = {names[at]: value for at, value in enumerate(values)
+             if not _is_written(expressions, given[at], value, reason)}  # fmt: skip
+    called, arrays = _write(expressions.file, key, title, compute, names, values, reason, fixed)
+    codes = [expressions.code(given[at]) for at in arrays]
+    keywords = [ast.keyword(name, expressions.code(given[names.index(name)])) for name in fixed]
+    return ast.Call(expr(called), codes, keywords)
+
+
+def _is_written(expressions: Expressions, node: ast.expr, value: Any, reason: str) -> bool:
+    """Returns whether an argument is an array, or the same whenever a file is run.
+
+    Raises:
+        NotTranscribed: It is another one for another model, and a file cannot check which.
+    """
+    if expressions.file.recording.source.is_array(value) or isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, ast.Lambda) or expressions.static(node)[0]:
+        return True
+    if not isinstance(value, _PLAIN):
+        raise NotTranscribed(reason)
+    return False
 
 
 def body_of(expressions: Expressions, reason: str) -> list[str]:
@@ -76,8 +99,35 @@ def body_of(expressions: Expressions, reason: str) -> list[str]:
     }
     if len(bodies) != 1:
         raise NotTranscribed(f"{reason}; and it computes something else in another call")
+    checks = [f"assert {name} == {value!r}, 'another value has other operations'"
+              for name, value in _fixed_values(expressions, runs, reason).items()]  # fmt: skip
     reason = " ".join(reason.removeprefix(f"{function.label}: ").split())
-    return [f"# written by its operations: {reason}", f"return {bodies.pop()}"]
+    return [f"# written by its operations: {reason}", *checks, f"return {bodies.pop()}"]
+
+
+def _fixed_values(
+    expressions: Expressions, runs: Sequence[Activation], reason: str
+) -> dict[str, Any]:
+    """Returns the arguments and attributes that are not arrays, on which operations may depend.
+
+    Raises:
+        NotTranscribed: One is neither a number nor a text, or a part of the module is called.
+    """
+    recording, fixed = expressions.file.recording, {}
+    for name, value in runs[0].arguments.items():
+        if name != "self" and not recording.source.is_array(value):
+            fixed[name] = value
+    for node in expressions.function.nodes:
+        if isinstance(node, ast.Call) and expressions.events(node):
+            callee = expressions.callee(node)
+            if recording.source.is_module(callee) or hasattr(callee, "__func__"):
+                raise NotTranscribed(f"{reason}; and it calls {ast.unparse(node.func)}")
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("self."):
+            values = [x for x in expressions.values(node) if isinstance(x, _PLAIN)]
+            fixed |= {text(expressions.code(node)): value for value in values}
+    if not all(isinstance(value, _PLAIN) for value in fixed.values()):
+        raise NotTranscribed(f"{reason}; and it is given an object")
+    return fixed
 
 
 def _kind(run: Activation) -> str:
@@ -154,7 +204,7 @@ def _array_code(
 
 def _write(
     file: File, key: Any, title: str, compute: Callable[..., Any], names: Sequence[str],
-    values: Sequence[Any], reason: str,
+    values: Sequence[Any], reason: str, fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, list[int]]:  # fmt: skip
     """Writes a function of arrays to a file; returns its name, and which values it takes."""
     if key in file.written_for:
@@ -190,7 +240,14 @@ def _write(
     except (ConversionError, TypeError, ValueError, AttributeError) as error:
         first = next(iter(str(error).splitlines()), "")
         raise NotTranscribed(f"{reason}; and as operations: {first}") from error
-    called = file.add_written(title, _functions_of(written.code, written.name, reason))
+    functions = _functions_of(written.code, written.name, reason)
+    if fixed:
+        head, _, body = functions[""].partition("):")
+        comma = "" if head.endswith("(") else ", "
+        lines = [f"    assert {name} == {x!r}, 'another value has other operations'"
+                 for name, x in fixed.items()]  # fmt: skip
+        functions[""] = "\n".join([f"{head}{comma}*, {', '.join(fixed)}):", *lines]) + body
+    called = file.add_written(title, functions)
     file.written_for[key] = called, arrays
     return called, arrays
 
@@ -199,7 +256,7 @@ def _shape_of(x: Any) -> Any:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)  # type: ignore[no-untyped-call]
 
 
-def _functions_of(code: str, name: str, reason: str) -> Mapping[str, str]:
+def _functions_of(code: str, name: str, reason: str) -> dict[str, str]:
     """Returns the functions of a file by name: that of its model without one, and what it calls."""
     defined = {
         item.name: item

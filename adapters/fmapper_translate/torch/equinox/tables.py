@@ -11,7 +11,7 @@ import equinox as eqx
 from fmapper_translate.torch.tables import LAYERS, Layer
 from fmapper_translate.walk.errors import NotTranscribed
 
-_POOL = {"use_ceil": "ceil_mode"}
+_POOL = {"use_ceil": ""}
 # Classes -> the file's, and Equinox's arguments -> those of PyTorch; empty for one that it lacks.
 KEYWORDS: Mapping[Any, tuple[str, Mapping[str, str]]] = {
     eqx.nn.Linear: ("nn.Linear", {"use_bias": "bias"}),
@@ -20,7 +20,6 @@ KEYWORDS: Mapping[Any, tuple[str, Mapping[str, str]]] = {
     eqx.nn.Embedding: ("nn.Embedding", {"embedding_size": "embedding_dim"}),
     eqx.nn.LayerNorm: ("nn.LayerNorm", {"shape": "normalized_shape", "use_bias": "bias",
                                         "use_weight": "", "elementwise_affine": ""}),
-    eqx.nn.RMSNorm: ("nn.RMSNorm", {"shape": "normalized_shape", "use_weight": "", "use_bias": ""}),
     eqx.nn.GroupNorm: ("GroupNorm", {"groups": "num_groups", "channels": "num_channels",
                                      "channelwise_affine": "affine"}),
     eqx.nn.Dropout: ("Dropout", {}),
@@ -56,12 +55,14 @@ def keyword_of(kind: Any, keyword: ast.keyword) -> ast.keyword:
 def defaults_of(kind: Any, node: ast.Call) -> list[ast.keyword]:
     """Returns what Equinox has by default, and PyTorch otherwise."""
     is_given = len(node.args) > 1 or any(key.arg == "stride" for key in node.keywords)
+    if kind in _POOLS and len(node.args) > 3:
+        raise NotTranscribed(f"{kind.__name__} with `use_ceil` has no counterpart")
     has_stride = kind in _POOLS and not is_given
     return [ast.keyword("stride", ast.Constant(1))] if has_stride else []
 
 
 def acts_on_last(module: Any) -> bool:
     """Returns whether a layer, mapped over the first dimension, is the layer itself."""
-    is_row = isinstance(module, eqx.nn.LayerNorm | eqx.nn.RMSNorm) and len(module.shape) == 1
+    is_row = isinstance(module, eqx.nn.LayerNorm) and len(module.shape) == 1
     is_vector = not isinstance(module, eqx.nn.MLP) or module.in_size != "scalar" != module.out_size
     return is_row or (isinstance(module, OF_LAST) and is_vector)
