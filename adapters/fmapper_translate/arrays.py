@@ -59,7 +59,9 @@ def _orders(expressions: Expressions, node: ast.expr) -> set[layers.Order]:
     """Returns the orders of an array's dimensions in its variable; see `Layer.arrays`."""
     if isinstance(node, ast.Attribute) and node.attr == "data":
         return _orders(expressions, node.value)
-    return {expressions.file.order_of(item) for item in expressions.values(node)}
+    values = expressions.values(node)
+    kept = [item for item in values if isinstance(item, nn.Parameter)]  # not computed of others
+    return {expressions.file.order_of(item) for item in kept or values}
 
 
 def order(expressions: Expressions, node: ast.expr) -> layers.Order:

@@ -49,6 +49,7 @@ class File(walk.File):
         recording: What the source did.
         model: The model that was recorded.
         only_evaluation: See there.
+        gives_initial_values: Whether models of a library give their arrays first values.
 
     Attributes:
         dialect: The printers of operations, with the functions that they call.
@@ -62,6 +63,8 @@ class File(walk.File):
             does not.
         absent: Classes of layers that the model has nowhere, or without a counterpart in the file.
         optional: Attributes of classes that are arrays or None; they stay variables.
+        initializers: Functions that give parts of a library's models their first values; None for
+            the library's own.
         only_evaluation: Why the model is for evaluation alone; empty if it is for both.
     """
 
@@ -73,10 +76,17 @@ class File(walk.File):
     )  # fmt: skip
 
     def __init__(
-        self, recording: Recording, model: nn.Module, *, only_evaluation: str = ""
+        self,
+        recording: Recording,
+        model: nn.Module,
+        *,
+        only_evaluation: str = "",
+        gives_initial_values: bool = True,
     ) -> None:
         super().__init__(recording, model)
         self.only_evaluation = only_evaluation
+        self.gives_initial_values = gives_initial_values
+        self.initializers: set[Function | None] = set()
         self.dialect = FlaxDialect()
         self.places = Places(recording)
         self.has_mode: set[type | None] = set()
@@ -98,14 +108,16 @@ class File(walk.File):
         }
         self._layers = {*filter(layers.is_library_module, recording.source.classes(model))}
         kinds = {base for part in model.modules() for base in type(part).__mro__}
+        known = layers.LAYERS.keys() | self._layers
         self.absent = {
             value
             for function in recording.functions
             for node in function.nodes
             for event in recording.events.get(node, ())
-            if layers.is_library_module(value := event.value)
+            if isinstance(value := event.value, type)
+            and issubclass(value, nn.Module)
             and value is not nn.Module
-            and (value not in kinds or value not in layers.LAYERS.keys() | self._layers)
+            and (value not in kinds or (layers.is_library_module(value) and value not in known))
         }
         self._orders = {
             id(array): layer.variable(name)[1] if layer is not None else None
@@ -172,6 +184,22 @@ class File(walk.File):
     def is_entry(self, function: Function) -> bool:
         """Returns whether a function is what a call of the model runs."""
         return self.recording.function_of(type(self.model).forward) is function
+
+    def add_initial_values(self, model: nn.Module) -> None:
+        """Adds what a library's model gives its arrays first values by, and what that reads."""
+        for cls in type(model).__mro__:
+            function = self.recording.function_of(vars(cls).get("_init_weights"))
+            if function is not None:
+                function.makes_modules = True  # it takes `rngs`
+                self.initializers.add(function)
+                self.add_function(function)
+        self.initializers.add(None)
+        config = vars(model)["config"]
+        name = next((item for item in library.RANGES if hasattr(config, item)), None)
+        if name is not None:
+            self.configs.field(config, name)
+        elif getattr(config.get_text_config(), library.RANGES[0], 0.02) != 0.02:
+            self.without_initial_values.add(type(model))
 
     def maker_of(self, cls: type | None) -> type | None:
         """Returns the class whose constructor makes objects of a class."""

@@ -267,18 +267,28 @@ class Statements(walk.Statements):
         elif library.is_config(owner):
             return  # its fields are what they are then
         elif initial_values.is_initialization(callee):
+            if initial_values.has_no_effect(self.expressions, call.args[0]):
+                return
+            if self._function in self._file.initializers and call not in self._recording.events:
+                yield initial_values.initialize(self.expressions, call)
+                return
             yield from self._initialize(lambda: initial_values.initialize(self.expressions, call))
         elif getattr(callee, "__func__", None) is nn.Module.apply:
             yield from initial_values.apply(self.expressions, call)
         elif name == "reset_parameters" and layers.layer_of(type(owner)) is not None:
+            if not self._is_constructor:
+                raise NotTranscribed("a layer is given its first values again")
             return  # the layer has them
         elif name == "requires_grad_" and isinstance(func, ast.Attribute):
             given = [*call.args, *(key.value for key in call.keywords)]
             yield from self._freeze(func.value, given[0] if given else ast.Constant(True))
         elif library.is_of_library(getattr(callee, "__module__", None) or ""):
+            if name in ("post_init", "_init_weights") and self._file.gives_initial_values:
+                yield from self._post_init(call)
+                return
             if name == "post_init":
                 yield from tie_arrays(self.expressions, call)
-            if self._file.constructs(self._function):
+            if any(event.operations for event in self.expressions.events(call)):
                 self._file.without_initial_values.add(self._function.owner)
         elif isinstance(func, ast.Attribute) and (
             (isinstance(owner, torch.Tensor) and name[-1] == "_")
@@ -287,6 +297,17 @@ class Statements(walk.Statements):
             yield from self._change(call, func)
         else:
             yield text(self.code(call))
+
+    def _post_init(self, call: ast.Call) -> Iterator[str]:
+        """Prints what gives a library's model its first values, and what it does for a part."""
+        func = text(self.code(call.func))
+        if func.endswith("_init_weights"):
+            yield f"{func}({text(self.code(call.args[0]))}, rngs=rngs)"
+            return
+        for model in self.expressions.values(call.func.value):  # type: ignore[attr-defined]
+            self._file.add_initial_values(model)
+        yield f"{func}(rngs)"
+        yield from tie_arrays(self.expressions, call)
 
     def _freeze(self, part: ast.expr, trained: ast.expr) -> Iterator[str]:
         """Prints what has a module or a parameter be trained, or not: `w.requires_grad = False`."""
@@ -367,6 +388,12 @@ class Statements(walk.Statements):
             yield f"setattr({owner}, {text(self.code(name))}, {text(made)})"
 
     # --- flow -------------------------------------------------------------------------------------
+
+    def _leaves_out(self) -> bool:
+        is_left_out = self._function in self._file.initializers
+        if is_left_out:
+            self._file.without_initial_values.add(self._function.owner)
+        return is_left_out
 
     def select(self, node: ast.If) -> Iterator[str]:
         """Prints an `if` on a tensor."""

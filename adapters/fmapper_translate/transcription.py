@@ -261,13 +261,19 @@ def _from_torch(
     first = {value.data_ptr(): name for name, value in reversed(weights.items()) if value.numel()}
     aliases = {name: first[value.data_ptr()] for name, value in saved.items()
                if name not in weights and value.data_ptr() in first}  # fmt: skip
-    file = File(recording, twin, only_evaluation=only_evaluation)
     title = f"{cls.__name__} for Flax NNX, transcribed from {cls.__module__}"
 
     def differ(code: str, example: str) -> dict[Function, str]:
         return functions_that_differ(code, example, recording, weights, examples, options or {})
 
-    code, example = file.write(title, args, kwargs, differ)
+    file = File(recording, twin, only_evaluation=only_evaluation)
+    try:
+        code, example = file.write(title, args, kwargs, differ)
+    except NotTranscribed:
+        if not file.initializers:
+            raise
+        file = File(recording, twin, only_evaluation=only_evaluation, gives_initial_values=False)
+        code, example = file.write(title, args, kwargs, differ)
     rules = _rules_of(twin, file.tied_names())
     return Transcription(
         format_code(code), cls.__name__, example, weights, aliases, file.fallen, rules,

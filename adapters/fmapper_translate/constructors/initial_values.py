@@ -8,18 +8,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from fmapper.translation import expr, text
 from fmapper_translate import arrays
 from fmapper_translate.expressions import Expressions
+from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.walk.errors import NotTranscribed
 
 Code = Mapping[str, ast.expr]
 
 
 def is_initialization(callee: Any) -> bool:
-    """Returns whether a function is one of `nn.init`."""
-    return getattr(callee, "__module__", "") == nn.init.__name__
+    """Returns whether a function is one of `nn.init`, or of a library's that has the same."""
+    return getattr(callee, "__module__", "") in (nn.init.__name__, library.INITIALIZATION)
 
 
 def initialize(expressions: Expressions, call: ast.Call) -> str:
@@ -37,11 +39,26 @@ def initialize(expressions: Expressions, call: ast.Call) -> str:
     given = inspect.signature(callee).bind(*call.args, **names)
     given.apply_defaults()
     target, *rest = given.arguments.items()
+    if callee.__name__ == "copy_":
+        return arrays.write(expressions, target[1], expressions.code(rest[0][1]))
     codes = {
         name: expressions.code(value) if isinstance(value, ast.expr) else expr(repr(value))
         for name, value in rest if name != "generator"
     }  # fmt: skip
     return _fill(expressions, target[1], callee.__name__, codes)
+
+
+def has_no_effect(expressions: Expressions, target: ast.expr) -> bool:
+    """Returns whether what is initialized is a count, or computed of other arrays at each call."""
+    if not isinstance(target, ast.Attribute):
+        return False
+    owners = expressions.values(target.value)
+    is_computed = [isinstance(x, nn.Module) and is_parametrized(x, target.attr) for x in owners]
+    values = expressions.values(target)
+    computed = [x for x in values if x is not None and not isinstance(x, nn.Parameter)]
+    return target.attr == "num_batches_tracked" or (
+        bool(owners) and all(is_computed) and len(computed) == len(values)
+    )
 
 
 def initialize_by_method(expressions: Expressions, call: ast.Call, func: ast.Attribute) -> str:
@@ -249,6 +266,8 @@ def _he(distribution: str) -> Callable[..., Scaled]:
 
 
 _SCALED: Mapping[str, Callable[..., Scaled]] = {
+    "lecun_normal_": lambda: ("normal", "fan_in", ast.Constant(round(0.87962566103423978**-2, 12))),
+    "default_flax_embed_init_": lambda: ("normal", "fan_in", ast.Constant(1.0)),
     "xavier_uniform_": _xavier("uniform"),
     "xavier_normal_": _xavier("normal"),
     "kaiming_uniform_": _he("uniform"),

@@ -88,10 +88,10 @@ def norm_weights(layer, name, dim, find, places):
     return layer
 
 
-def array_of(layer, name):
-    """Returns the array of a layer that has a name in the source."""
+def array_of(layer, name, *default):
+    """Returns the array of a layer that has a name in the source; a default if none has it."""
     keys = {theirs: key for key, (theirs, _) in getattr(layer, "source_arrays", {}).items()}
-    return getattr(layer, keys.get(name, name))
+    return getattr(layer, keys.get(name, name), *default)
 
 
 def named_arrays(module, path=()):

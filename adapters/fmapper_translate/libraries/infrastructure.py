@@ -57,6 +57,8 @@ LEFT_OUT = frozenset({
     "layer_head_mask", "cross_attn_head_mask", "gradient_checkpointing", "labels",
     "allow_is_causal_skip",
 })  # fmt: skip
+INITIALIZATION = f"{_LIBRARY}.initialization"  # its functions that give arrays first values
+RANGES = ("initializer_range", "init_std", "initializer_factor")  # of configurations, for these
 SETTING = "_attn_implementation"  # the same for all that are recorded
 _EXPERTS = "_experts_implementation"
 
