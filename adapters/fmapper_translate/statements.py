@@ -136,6 +136,12 @@ class Statements(walk.Statements):
         if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
             yield from self._freeze(target.value, value)
             return
+        if isinstance(target, ast.Attribute) and target.attr not in ("data", "grad"):
+            owners = self.expressions.values(target.value)
+            if any(isinstance(item, torch.Tensor) for item in owners):  # an option of a parameter
+                array, name = arrays.argument(self.expressions, target.value), target.attr
+                yield text(expr(f"{{0}}.set_metadata({name!r}, {{1}})", array, self.code(value)))
+                return
         if isinstance(target, ast.Attribute) and arrays.is_array(self.expressions, value):
             if not arrays.tie(self.expressions, target, value):
                 yield arrays.share(self.expressions, target, value)

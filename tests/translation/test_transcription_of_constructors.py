@@ -150,3 +150,20 @@ def test_offsets_of_numpy_and_options_of_parameters_stay():
     names["load_weights"](twin, {name: x.numpy() for name, x in made.weights.items()})
     assert jnp.allclose(twin(jnp.array(ids)), model(ids).detach().numpy(), atol=1e-6)
     assert twin.scale.get_metadata()["_options"] == {"lr": 0.1}
+
+
+class Moves(nn.Module):
+    def __init__(self, width, shifts=False):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+        self.steps = 0
+
+    def forward(self, x):
+        self.steps = 3
+        return self.fc(x)
+
+
+def test_what_a_call_changes_says_nothing_of_arguments():
+    model = Moves(4)
+    model(torch.ones(1, 4))
+    assert find_arguments(model) == ((), {"width": 4})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import dis
+import functools
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,9 +82,23 @@ def _distinct_names(model: nn.Module) -> set[str]:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """Returns the numbers and texts that a module has."""
-    kept = {name: value for name, value in vars(module).items() if name != "training"}
+    """Returns the numbers and texts that a module has, and that no call changes."""
+    changed = _attributes_that_change(type(module))
+    kept = {name: value for name, value in vars(module).items() if name not in changed}
     return {name: value for name, value in kept.items() if isinstance(value, str | int | float)}
+
+
+@functools.cache
+def _attributes_that_change(cls: type) -> frozenset[str]:
+    """Returns the attributes that methods give values after an object was made."""
+    methods = (
+        inspect.unwrap(value)
+        for base in cls.__mro__
+        for name, value in vars(base).items()
+        if name != "__init__" and inspect.isfunction(value)
+    )
+    steps = (step for method in methods for step in dis.get_instructions(method))
+    return frozenset(str(step.argval) for step in steps if step.opname == "STORE_ATTR")
 
 
 def _read(module: nn.Module) -> dict[str, Any]:
