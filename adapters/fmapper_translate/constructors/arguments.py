@@ -83,7 +83,8 @@ def _distinct_names(model: nn.Module) -> set[str]:
 
 def _settings(module: nn.Module) -> dict[str, Any]:
     """Returns the numbers and texts that a module has, and that no call changes."""
-    changed = _attributes_that_change(type(module))
+    kind: Any = type(module)
+    changed = _attributes_that_change(kind)
     kept = {name: value for name, value in vars(module).items() if name not in changed}
     return {name: value for name, value in kept.items() if isinstance(value, str | int | float)}
 
