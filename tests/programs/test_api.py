@@ -325,7 +325,7 @@ def test_jax_transforms_functions_of_the_model():
     compare(again.params["0.weight"], model[0].weight.grad)
     many = jax.vmap(converted)(jnp.stack([array, array]))
     compare(many[1], want)
-    assert list(fmapper.trainables(converted)) == [f"params.{n}" for n in converted.params]
+    assert [*fmapper.trainables(converted)] == [*fmapper.state(converted)] == [*converted.params]
 
 
 def test_a_call_is_compiled_once():
