@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from fmapper.translation import expr
@@ -13,6 +14,15 @@ from fmapper_translate.operations import negate
 
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions
+
+# Functions that have the same arguments in JAX, in the same order -> what `dim` is called there.
+TRANSFORMS: dict[Any, str] = {
+    torch.fft.fft: "axis", torch.fft.ifft: "axis", torch.fft.rfft: "axis", torch.fft.irfft: "axis",
+    torch.fft.hfft: "axis", torch.fft.ihfft: "axis", torch.fft.fft2: "axes",
+    torch.fft.ifft2: "axes", torch.fft.rfft2: "axes", torch.fft.irfft2: "axes",
+    torch.fft.fftn: "axes", torch.fft.ifftn: "axes", torch.fft.rfftn: "axes",
+    torch.fft.irfftn: "axes",
+}  # fmt: skip
 
 
 def isinstance_(expressions: Expressions, call: ast.Call) -> ast.expr:
@@ -38,3 +48,23 @@ def dropout(expressions: Expressions, call: ast.Call) -> ast.expr:
     training = code(given["training"]) if "training" in given else expr("True")
     return expr("nnx.Dropout({1})({0}, deterministic={3}, rngs={2})",
                 code(given["input"]), rate, expressions.rngs(), negate(training))  # fmt: skip
+
+
+def transform(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr:
+    """Prints a Fourier transform."""
+    names = {"dim": TRANSFORMS[callee], "input": "a"}
+    keywords = [ast.keyword(names.get(str(key.arg), key.arg), key.value) for key in call.keywords]
+    func = expr(f"jnp.fft.{callee.__name__.removeprefix('fft_')}")
+    return expressions.plain_call(ast.Call(call.func, call.args, keywords), func, [])
+
+
+def meshgrid(expressions: Expressions, call: ast.Call) -> ast.expr:
+    """Prints `torch.meshgrid`, whose indices are those of matrices unless it says otherwise."""
+    is_list = len(call.args) == 1 and any(
+        isinstance(value, list | tuple) for value in expressions.values(call.args[0])
+    )
+    args = [ast.Starred(call.args[0], ast.Load())] if is_list else call.args
+    given = {key.arg for key in call.keywords}
+    more = [] if "indexing" in given else [ast.keyword("indexing", ast.Constant("ij"))]
+    made = ast.Call(call.func, args, call.keywords)
+    return expressions.plain_call(made, expr("jnp.meshgrid"), more)

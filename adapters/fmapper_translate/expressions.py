@@ -311,6 +311,10 @@ class Expressions(walk.Expressions):
         if callee is nn.functional.interpolate:
             kept = [key for key in node.keywords if key.arg not in _UNUSED]
             return self.plain_call(ast.Call(node.func, node.args, kept), expr("interpolate"))
+        if callee is torch.meshgrid:
+            return calls.meshgrid(self, node)
+        if callee in calls.TRANSFORMS:
+            return calls.transform(self, node, callee)
         if callee is nn.functional.dropout:
             return calls.dropout(self, node)
         if callee is torch.autograd.Variable:

@@ -31,6 +31,7 @@ from fmapper_translate.files import File
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.recording import record
+from fmapper_translate.sizes import of_other_sizes
 from fmapper_translate.sources.torch import TorchSource
 from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.witness import functions_that_differ
@@ -235,8 +236,7 @@ def _from_torch(
 ) -> Transcription:
     cls = type(model)
     arguments = arguments or arguments_of(model)
-    args, kwargs = find_arguments(model) if arguments is None else arguments
-    given = args, kwargs  # with which the model computes as it does
+    args, kwargs = found = find_arguments(model) if arguments is None else arguments
     args = [library.prepare(value) for value in args]
     kwargs = {name: library.prepare(value) for name, value in kwargs.items()}
 
@@ -245,13 +245,18 @@ def _from_torch(
         made.load_state_dict(model.state_dict())
         return made
 
-    examples = inputs if isinstance(inputs, list) else [inputs]
-    calls = [functools.partial(_call, example, options or {}) for example in examples]
-    if arguments is None and not all(_are_equal(call, model, make(*given)) for call in calls):
-        raise NotTranscribed(
-            f"{cls.__name__}: a model that is made with the arguments found, {kwargs}, gives "
-            "something else. Give `arguments`"
-        )
+    examples = [(one, options or {}) for one in (inputs if isinstance(inputs, list) else [inputs])]
+    if arguments is None:
+        for example in examples:
+            if not _are_equal(functools.partial(_call, *example), model, make(*found)):
+                raise NotTranscribed(
+                    f"{cls.__name__}: a model that is made with the {', '.join(kwargs)} found "
+                    "gives something else. Give `arguments`"
+                )
+    if isinstance(inputs, tuple):
+        other = of_other_sizes(examples[0], functools.partial(_takes, model))
+        examples += [] if other is None else [other]
+    calls = [functools.partial(_call, *example) for example in examples]
     evaluates = bool(only_evaluation)
     recording, twin = record(TorchSource(), make, calls, only_evaluation=evaluates)
     weights = {name: value.detach() for name, value in model.named_parameters()}
@@ -264,7 +269,7 @@ def _from_torch(
     title = f"{cls.__name__} for Flax NNX, transcribed from {cls.__module__}"
 
     def differ(code: str, example: str) -> dict[Function, str]:
-        return functions_that_differ(code, example, recording, weights, examples, options or {})
+        return functions_that_differ(code, example, recording, weights, examples)
 
     file = File(recording, twin, only_evaluation=only_evaluation)
     try:
@@ -285,15 +290,27 @@ def _call(inputs: Inputs, options: Mapping[str, Any], model: nn.Module) -> objec
     return model(*inputs, **options)
 
 
-def _are_equal(call: Callable[[nn.Module], object], *models: nn.Module) -> bool:
-    """Returns whether models give the same in evaluation, to the last bit."""
+def _takes(model: nn.Module, inputs: tuple[Inputs, Mapping[str, Any]]) -> bool:
+    """Returns whether a model runs with inputs by position and by keyword."""
+    with mode(model, train=False), restore_after(model), torch.no_grad():
+        try:
+            _call(*inputs, model)
+        except Exception:  # models raise anything
+            return False
+    return True
+
+
+def _are_equal(call: Callable[[nn.Module], object], model: nn.Module, other: nn.Module) -> bool:
+    """Returns whether two models give the same in evaluation, to the last bit."""
     given = []
-    for model in models:
-        with mode(model, train=False), restore_after(model), torch.no_grad():
+    for each in (model, other):
+        with mode(each, train=False), restore_after(each), torch.no_grad():
             torch.manual_seed(0)
-            given.append([x for x in fleaves(call(model)) if isinstance(x, torch.Tensor)])
-    pairs = zip(*given, strict=True)
-    return all(torch.allclose(x, y, rtol=0, atol=0, equal_nan=True) for x, y in pairs)
+            given.append([x for x in fleaves(call(each)) if isinstance(x, torch.Tensor)])
+    ours, theirs = given
+    pairs = zip(ours, theirs, strict=False)
+    is_same = all(torch.allclose(x, y, rtol=0, atol=0, equal_nan=True) for x, y in pairs)
+    return is_same and len(ours) == len(theirs)
 
 
 def _rules_of(model: nn.Module, tied: Mapping[str, str]) -> Rules:

@@ -29,8 +29,7 @@ def functions_that_differ(
     example: str,
     recording: Recording,
     weights: Mapping[str, Any],
-    examples: Sequence[Sequence[Any]],
-    options: Mapping[str, Any],
+    examples: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
 ) -> dict[Function, str]:
     """Returns the functions whose results differ from the recorded ones, and none that they call.
 
@@ -41,8 +40,7 @@ def functions_that_differ(
         example: The code that makes the model.
         recording: What the source did, at first in evaluation.
         weights: The arrays of the source by name.
-        examples: What the model was called with, each time.
-        options: What it was called with by keyword.
+        examples: What the model was called with, each time, by position and by keyword.
     """
     space = run_file(
         code.replace(rows.READ, rows.READ_BY_WITNESS),
@@ -56,10 +54,11 @@ def functions_that_differ(
         return jax.tree.map(lambda x: x, result) if is_here else UNSEEN
 
     watch = Watch(space, recording, NEW_NAMES, keep)
-    trees = [jax.tree.structure((tuple(inputs), dict(options))) for inputs in examples]
+    given = [(tuple(inputs), dict(options)) for inputs, options in examples]
+    trees = [*map(jax.tree.structure, given)]
     arrays = [
         [jnp.asarray(item.numpy()) if isinstance(item, torch.Tensor) else item for item in leaves]
-        for leaves in (jax.tree.leaves((tuple(inputs), dict(options))) for inputs in examples)
+        for leaves in map(jax.tree.leaves, given)
     ]
     numbers = {name: value.numpy() for name, value in weights.items()}
     try:
