@@ -63,7 +63,7 @@ def meshgrid(expressions: Expressions, call: ast.Call) -> ast.expr:
     is_list = len(call.args) == 1 and any(
         isinstance(value, list | tuple) for value in expressions.values(call.args[0])
     )
-    args = [ast.Starred(call.args[0], ast.Load())] if is_list else call.args
+    args: list[ast.expr] = [ast.Starred(call.args[0], ast.Load())] if is_list else call.args
     given = {key.arg for key in call.keywords}
     more = [] if "indexing" in given else [ast.keyword("indexing", ast.Constant("ij"))]
     made = ast.Call(call.func, args, call.keywords)

@@ -31,7 +31,7 @@ from fmapper_translate.files import File
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.recording import record
-from fmapper_translate.sizes import of_other_sizes
+from fmapper_translate.sources.sizes import of_other_sizes
 from fmapper_translate.sources.torch import TorchSource
 from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.witness import functions_that_differ
@@ -247,8 +247,8 @@ def _from_torch(
 
     examples = [(one, options or {}) for one in (inputs if isinstance(inputs, list) else [inputs])]
     if arguments is None:
-        for example in examples:
-            if not _are_equal(functools.partial(_call, *example), model, make(*found)):
+        for one in examples:
+            if not _are_equal(functools.partial(_call, *one), model, make(*found)):
                 raise NotTranscribed(
                     f"{cls.__name__}: a model that is made with the {', '.join(kwargs)} found "
                     "gives something else. Give `arguments`"
@@ -256,7 +256,7 @@ def _from_torch(
     if isinstance(inputs, tuple):
         other = of_other_sizes(examples[0], functools.partial(_takes, model))
         examples += [] if other is None else [other]
-    calls = [functools.partial(_call, *example) for example in examples]
+    calls = [functools.partial(_call, *one) for one in examples]
     evaluates = bool(only_evaluation)
     recording, twin = record(TorchSource(), make, calls, only_evaluation=evaluates)
     weights = {name: value.detach() for name, value in model.named_parameters()}

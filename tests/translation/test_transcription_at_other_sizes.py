@@ -10,7 +10,7 @@ import jax.numpy as jnp  # noqa: E402
 from torch import nn  # noqa: E402
 
 from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
-from fmapper_translate.sizes import of_other_sizes  # noqa: E402
+from fmapper_translate.sources.sizes import of_other_sizes  # noqa: E402
 
 
 def check(model, x, other):
