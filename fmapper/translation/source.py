@@ -220,7 +220,7 @@ def transcribe(
     """
     target, variant = find_target(to)
     origin = source_of(model)
-    if variant or origin is None:
+    if variant or origin is None or isinstance(model, tuple):
         raise ConversionError(f"{type(model).__name__} is not transcribed for {to}")
     args = tuple(args) if isinstance(args, tuple | list) else (args,)
     args, kwargs = inputs_for(origin, args, kwargs or {})

@@ -1,16 +1,20 @@
 """Tests of files that are written from operations."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from fmapper import ConversionError
 
 
-@pytest.fixture(autouse=True)
-def only_operations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def only_operations(request: pytest.FixtureRequest) -> Iterator[None]:
     """Has `source` and the command transcribe nothing, but in the tests of transcription."""
-    if "transcription" not in request.path.name:
 
-        def refuse(*_: object) -> None:
-            raise ConversionError("these tests look at operations")
+    def refuse(*_: object) -> None:
+        raise ConversionError("these tests look at operations")
 
-        monkeypatch.setattr("fmapper.translation.source.transcribe", refuse)
+    with pytest.MonkeyPatch.context() as patch:
+        if "transcri" not in request.path.name:
+            patch.setattr("fmapper.translation.source.transcribe", refuse)
+        yield

@@ -86,6 +86,7 @@ class Model(Small):
         return self.head(self.norm(self.tower(x)))
 
 
+@pytest.mark.nightly
 def test_a_model_of_a_library_begins_with_the_values_of_its_source():
     torch.manual_seed(0)
     model, ids = Model(SmallConfig()).eval(), torch.arange(6)[None]

@@ -129,6 +129,6 @@ class Masks(Layered):
 
 
 def test_functions_that_draw_are_the_sources_though_each_call_gives_something_else():
-    made = transcribe(Masks(), (torch.ones(2, 3),))
+    made = transcribe(Masks(), [(torch.ones(2, 3),)])  # of this size alone
     assert not made.fallen
     assert "jax.random.uniform(self.rngs.noise(), (2, 3))" in made.code
