@@ -235,8 +235,7 @@ def _from_torch(
     only_evaluation: str = "",
 ) -> Transcription:
     cls = type(model)
-    arguments = arguments or arguments_of(model)
-    args, kwargs = found = find_arguments(model) if arguments is None else arguments
+    args, kwargs = found = arguments or arguments_of(model) or find_arguments(model)
     args = [library.prepare(value) for value in args]
     kwargs = {name: library.prepare(value) for name, value in kwargs.items()}
 
@@ -250,8 +249,8 @@ def _from_torch(
         for one in examples:
             if not _are_equal(functools.partial(_call, *one), model, make(*found)):
                 raise NotTranscribed(
-                    f"{cls.__name__}: a model that is made with the {', '.join(kwargs)} found "
-                    "gives something else. Give `arguments`"
+                    f"{cls.__name__}: a model that is made with the arguments found for it, "
+                    f"{', '.join(kwargs)}, gives something else. Give `arguments`"
                 )
     if isinstance(inputs, tuple):
         other = of_other_sizes(examples[0], functools.partial(_takes, model))

@@ -167,3 +167,21 @@ def test_what_a_call_changes_says_nothing_of_arguments():
     model = Moves(4)
     model(torch.ones(1, 4))
     assert find_arguments(model) == ((), {"width": 4})
+
+
+class Doubled(nn.Module):
+    def __init__(self, shift=1.0):
+        shift = 2 * shift
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.change = lambda x: x + shift
+
+    def forward(self, x):
+        return self.change(self.layer(x))
+
+
+def test_noted_arguments_that_make_another_model_are_refused():
+    with note_arguments():
+        model = Doubled(3.0)
+    with pytest.raises(NotTranscribed, match="gives something else"):
+        transcribe(model, (X,))
