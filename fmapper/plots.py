@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from fmapper.backends.discovery import install_command
 from fmapper.errors import BackendUnavailableError
-from fmapper.tree.keypath import format_keys
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from fmapper.moves.plan import Plan
-    from fmapper.verification.differences import Difference
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
 _BAR = 0.3  # inches
@@ -40,14 +36,17 @@ def axes_for(what: str, bars: int, axes: Axes | None = None) -> Axes:
     return new
 
 
-def draw_memory(plan: Plan, depth: int, axes: Axes | None) -> Axes:
-    """Plots the memory that a plan allocates by part of the model, one colour per device."""
-    sizes: dict[str, dict[str, int]] = {}
-    for leaf in plan.leaves:
-        if leaf.nbytes:
-            part = sizes.setdefault(format_keys(leaf.path.keys[:depth]), {})
-            device = str(leaf.device)
-            part[device] = part.get(device, 0) + leaf.nbytes
+class Bar(NamedTuple):
+    """A layer in a plot of differences: its name, relative difference, limit, and verdict."""
+
+    name: str
+    share: float
+    allowed: float
+    ok: bool
+
+
+def draw_memory(mover: str, sizes: Mapping[str, Mapping[str, int]], axes: Axes | None) -> Axes:
+    """Plots the bytes that a mover allocates by part of the model, one colour per device."""
     axes = axes_for("a plan", len(sizes), axes)
     total = {part: sum(by_device.values()) for part, by_device in sizes.items()}
     scale, unit = next(
@@ -60,20 +59,20 @@ def draw_memory(plan: Plan, depth: int, axes: Axes | None) -> Axes:
         for name, width in zip(sizes, widths, strict=True):
             ends[name] += width
     axes.invert_yaxis()  # the first part on top
-    axes.set(xlabel=f"new memory in {unit}", title=f"Memory of {plan.mover}")
+    axes.set(xlabel=f"new memory in {unit}", title=f"Memory of {mover}")
     if sizes:
         axes.legend(title="on")
     shares = ", ".join(f"{part} {size / scale:.3g} {unit}" for part, size in total.items())
-    axes.set_label(f"New memory of {plan.mover} by part: {shares or 'none'}.")
+    axes.set_label(f"New memory of {mover} by part: {shares or 'none'}.")
     return axes
 
 
-def draw_differences(layers: Sequence[Difference], axes: Axes | None) -> Axes:
+def draw_differences(layers: Sequence[Bar], axes: Axes | None) -> Axes:
     """Plots the difference of each layer, relative to its largest element."""
     axes = axes_for("a report", len(layers), axes)
-    names = [layer.path for layer in layers]
+    names = [layer.name for layer in layers]
     shares = [layer.share for layer in layers]
-    limits = [layer.allowed / (layer.scale or 1.0) for layer in layers]
+    limits = [layer.allowed for layer in layers]
     finite = [share for share in shares if math.isfinite(share)]
     top = 10 * max((*finite, *limits))
     low = min((value for value in (*finite, *limits) if value), default=top) / 10
@@ -90,10 +89,10 @@ def draw_differences(layers: Sequence[Difference], axes: Axes | None) -> Axes:
     )
     axes.legend()
     worst = max(layers, key=lambda layer: layer.share)
-    wrong = [layer.path for layer in layers if not layer.ok]
+    wrong = [layer.name for layer in layers if not layer.ok]
     axes.set_label(
         f"Difference by layer: {len(layers) - len(wrong)} of {len(layers)} agree, "
-        f"{worst.path} differs most, by {worst.share:.1e} of its largest element"
+        f"{worst.name} differs most, by {worst.share:.1e} of its largest element"
         + (f"; beyond what is allowed are {', '.join(wrong)}." if wrong else ".")
     )
     return axes

@@ -1,13 +1,11 @@
-"""Types of the arguments and results of movers, for type checkers only.
-
-An array becomes an array of another class if its framework changes, and so do arrays directly in a
-dict, list or tuple. Any other tree keeps its class.
-"""
+"""Types of the arguments and results of movers, for type checkers only; see `array_types`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
+
+from fmapper.array_types import Array, Named, Old
 
 if TYPE_CHECKING:
     from fmapper.moves.mover import Mover
@@ -40,26 +38,10 @@ class More(Options, total=False):
     device: Any
 
 
-class Array(Protocol):
-    """Attributes that arrays of NumPy, torch and JAX have, and models do not."""
-
-    @property
-    def shape(self) -> Any: ...  # noqa: D102
-    def __dlpack__(self) -> Any: ...
-
-
-class NamedTuple(Protocol):
-    """Any named tuple, which keeps its class."""
-
-    def _asdict(self) -> dict[str, Any]: ...
-
-
-Old = TypeVar("Old", bound=Array)
-Named = TypeVar("Named", bound=NamedTuple)
-
-
 class ArrayMover(Base, Generic[New]):
     """A mover that makes arrays of one class: `to_numpy`, `to_torch`, `to_jax`."""
+
+    array_type: type[New]
 
     # fmt: off
     @overload

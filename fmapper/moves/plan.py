@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from fmapper.backends.arrays import Device
 from fmapper.backends.discovery import adapter_of
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import RenderableType
 
-    from fmapper.meshes.plan import ShardPlan
-    from fmapper.meshes.sharding import Sharding
-
 Action = Literal["moved", "cast", "shared", "skipped", "refused"]
+P_co = TypeVar("P_co", covariant=True)
 _SHOWN = 40  # leaves in the printed table
 
 
@@ -125,7 +123,13 @@ class Plan:
         """
         from fmapper.plots import draw_memory
 
-        return draw_memory(self, depth, axes)
+        sizes: dict[str, dict[str, int]] = {}
+        for leaf in self.leaves:
+            if leaf.nbytes:
+                part = sizes.setdefault(format_keys(leaf.path.keys[:depth]), {})
+                device = str(leaf.device)
+                part[device] = part.get(device, 0) + leaf.nbytes
+        return draw_memory(self.mover, sizes, axes)
 
     def __rich__(self) -> RenderableType:
         """Returns the table: refused leaves first, then as many of the others as fit."""
@@ -164,12 +168,20 @@ class Plan:
             yield f"{origin} -> {device}: {readable_bytes(size)}"
 
 
+@runtime_checkable
+class Planner(Protocol[P_co]):
+    """A mover with plans of its own, such as a sharding."""
+
+    def plan(self, tree: Any) -> P_co:
+        """Plans what the mover would do to a tree."""
+
+
 @short_traceback
 @overload
-def plan(mover: Sharding, tree: Any) -> ShardPlan: ...
+def plan(mover: Planner[P_co], tree: Any) -> P_co: ...
 @overload
 def plan(mover: Router, tree: Any) -> Plan: ...
-def plan(mover: Router, tree: Any) -> Plan | ShardPlan:
+def plan(mover: Any, tree: Any) -> Any:
     """Plans a move: what a mover would do to each leaf. Nothing is moved or allocated.
 
     Effects that depend on values are unknown, for example whether integers fit a narrower dtype.
@@ -198,9 +210,8 @@ def plan(mover: Router, tree: Any) -> Plan | ShardPlan:
             f"plan takes a mover as its first argument, such as fmapper.to_gpu, not {mover!r}."
         )
     sync()
-    planned: ShardPlan | None = mover.plan(tree)
-    if planned is not None:
-        return planned
+    if isinstance(mover, Planner):
+        return mover.plan(tree)
     move = Move(mover, tree, None, ())
     refused: dict[KeyPath, PlannedLeaf] = {}
 

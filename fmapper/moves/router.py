@@ -43,10 +43,6 @@ class Router:
         """Explains why no mover takes a leaf."""
         return "it stays with its node"
 
-    def plan(self, tree: Any) -> Any:
-        """Returns a special plan; None for the usual one of `fmapper.plan`."""
-        return None
-
     def __fmap__(
         self, tree: Any, is_leaf: Callable[[Any], bool] | None, cache: dict[Any, Any] | None
     ) -> tuple[dict[int, Any], Callable[[Any], Any]]:

@@ -33,7 +33,7 @@ from fmapper.verification.models.owners import family_of, inputs_for, source_of,
 from fmapper.warn import warn
 
 if TYPE_CHECKING:
-    from fmapper.moves.mover_types import Array
+    from fmapper.array_types import Array
     from fmapper_adapters.flax import FlaxModel, LinenModel
     from fmapper_adapters.jax import JaxModel
     from fmapper_adapters.torch import TorchModel

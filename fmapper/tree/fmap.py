@@ -21,7 +21,7 @@ from fmapper.tree.tree_map import (
 from fmapper.tree.walk import visit
 
 if TYPE_CHECKING:
-    from fmapper.moves.mover_types import Array, ArrayMover, Named, Old
+    from fmapper.array_types import Array, ArrayFunction, Named, Old
 
 Function = Callable[..., Any]
 T = TypeVar("T")
@@ -38,15 +38,15 @@ class _Options(TypedDict, total=False):
 # The type of a builtin container's items is that of `f`'s results; other nodes keep their class.
 # fmt: off
 @overload
-def fmap(f: ArrayMover[New], tree: Array, **options: Unpack[_Options]) -> New: ...
+def fmap(f: ArrayFunction[New], tree: Array, **options: Unpack[_Options]) -> New: ...
 @overload
-def fmap(f: ArrayMover[New], tree: dict[K, Old], **options: Unpack[_Options]) -> dict[K, New]: ...
+def fmap(f: ArrayFunction[New], tree: dict[K, Old], **options: Unpack[_Options]) -> dict[K, New]: ...  # noqa: E501
 @overload
-def fmap(f: ArrayMover[New], tree: list[Old], **options: Unpack[_Options]) -> list[New]: ...
+def fmap(f: ArrayFunction[New], tree: list[Old], **options: Unpack[_Options]) -> list[New]: ...
 @overload
-def fmap(f: ArrayMover[New], tree: Named, **options: Unpack[_Options]) -> Named: ...
+def fmap(f: ArrayFunction[New], tree: Named, **options: Unpack[_Options]) -> Named: ...
 @overload
-def fmap(f: ArrayMover[New], tree: tuple[Old, ...], **options: Unpack[_Options]) -> tuple[New, ...]: ...  # noqa: E501
+def fmap(f: ArrayFunction[New], tree: tuple[Old, ...], **options: Unpack[_Options]) -> tuple[New, ...]: ...  # noqa: E501
 @overload
 def fmap(f: TreeFunction, tree: T, **options: Unpack[_Options]) -> T: ...
 @overload

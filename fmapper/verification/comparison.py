@@ -22,9 +22,9 @@ from fmapper.verification.models.turns import in_turn
 from fmapper.verification.report import Parting, Report, part_at
 
 if TYPE_CHECKING:
-    from fmapper.checkpoints.rules.rules import Rules
     from fmapper.verification.models.side import Side
     from fmapper.verification.outputs import Outputs
+    from fmapper.verification.pairing import ArrayRules
     from fmapper.verification.training import Plan
 
 
@@ -40,7 +40,7 @@ def verify(
     optimizer: Any = "sgd",
     learning_rate: float | None = None,
     loss: Any = None,
-    rules: Rules | Literal["transfer"] | None = None,
+    rules: ArrayRules | Literal["transfer"] | None = None,
     train: bool | Literal["both"] | None = None,
     inputs_of_b: Any = None,
     outputs_of_b: Callable[[Any], Any] | None = None,

@@ -6,15 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from fmapper.backends.models import Models
 from fmapper.errors import StructureMismatchError
 from fmapper.verification.arrays import is_floating, to_host, widen
 from fmapper.verification.models.trial import Trial
-
-if TYPE_CHECKING:
-    from fmapper.checkpoints.rules.rules import Rules
 
 Arrays = Mapping[str, Any]
 
@@ -91,9 +88,16 @@ class Pairing:
         }
 
 
+class ArrayRules(Protocol):
+    """Rules for the names and layouts of arrays, such as `fmapper.checkpoints.Rules`."""
+
+    def apply(self, arrays: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
+        """Returns the arrays under their new names."""
+
+
 def pair_arrays(
     a: Any, b: Any, of: tuple[Models | None, Models | None], trials: tuple[Trial, Trial],
-    rules: Rules | str | None, inputs: Any,
+    rules: ArrayRules | str | None, inputs: Any,
 ) -> Pairing:  # fmt: skip
     """Pairs the arrays of two models.
 
@@ -110,15 +114,12 @@ def pair_arrays(
         StructureMismatchError: Arrays cannot be paired; says what to pass.
     """
     ours, theirs = map(arrays_of, trials)
-    if isinstance(rules, str):
-        rules = _transfer(a, b, rules, inputs)
-    if rules is not None:
-        given: Any = rules
+    given = _transfer(a, b, rules, inputs) if isinstance(rules, str) else rules
+    if given is not None:
 
         def apply(arrays: Arrays) -> Arrays:
             named = {**arrays, **{n: arrays[first] for n, first in trials[0].aliases.items()}}
-            applied: Arrays = given.apply(named, strict=False)
-            return applied
+            return given.apply(named, strict=False)
 
         return _check(Pairing(*follow_elements(apply, ours, theirs)), trials)
     if _have_equal_names(ours, theirs, trials):
@@ -143,7 +144,7 @@ def arrays_of(trial: Trial) -> dict[str, Any]:
     return {**trial.weights, **trial.fixed, **state}
 
 
-def _transfer(a: Any, b: Any, rules: str, inputs: Any) -> Any:
+def _transfer(a: Any, b: Any, rules: str, inputs: Any) -> ArrayRules:
     if rules != "transfer":
         raise StructureMismatchError(
             f'rules={rules!r} is not a Rules object. rules="transfer" finds the rules.'
@@ -152,7 +153,8 @@ def _transfer(a: Any, b: Any, rules: str, inputs: Any) -> Any:
     (args, kwargs), (other_args, _) = inputs
     given = {"example_kwargs": kwargs} if kwargs else {}
     _, report = transfer(a, b, example_inputs=args, target_inputs=other_args, **given)
-    return report.rules
+    found: ArrayRules = report.rules
+    return found
 
 
 def _have_equal_names(ours: Arrays, theirs: Arrays, trials: tuple[Trial, Trial]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
-from fmapper.plots import draw_differences
+from fmapper.plots import Bar, draw_differences
 from fmapper.render import as_html, table
 from fmapper.verification.differences import Difference
 
@@ -226,7 +226,11 @@ class Report:
                 "there is nothing to plot: verify(..., layers=True) compares layer by layer, if "
                 "both models can be recorded."
             )
-        return draw_differences(self.layers, axes)
+        bars = [
+            Bar(layer.path, layer.share, layer.allowed / (layer.scale or 1.0), layer.ok)
+            for layer in self.layers
+        ]
+        return draw_differences(bars, axes)
 
 
 _MOST = 5  # differences of one stage that are shown
