@@ -20,8 +20,8 @@ calls       functions that become others
 contexts    what stands after `with`
 arrays      parameters and buffers
 constructors/  what constructors are given and do
-layers      the table of layers
-flax/       layers and functions that files for Flax take along
+targets/    the frameworks of files, and what these have in common
+flax/       Flax NNX as one
 fallback    functions by their operations
 files       a file: classes, functions, helpers, `load_weights`
 witness     the functions of a file that give something else than the source's

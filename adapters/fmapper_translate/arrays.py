@@ -9,25 +9,40 @@ import torch
 from torch import nn
 
 from fmapper.translation import expr, text
-from fmapper_translate import layers
+from fmapper_translate.targets import layers
 from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions
 
 
-def read(base: ast.expr, owner: nn.Module, name: str) -> ast.expr:
+def read(expressions: Expressions, base: ast.expr, owner: nn.Module, name: str) -> ast.expr:
     """Returns the code for the value of a module's array, in PyTorch's layout.
 
     Args:
+        expressions: The printer of the function.
         base: The code for the module.
         owner: The module.
         name: The array's name in PyTorch.
     """
-    layer = layers.base_of(type(owner))
+    target = expressions.file.target
+    layer = target.layers.base_of(type(owner))
     key, order = layer.variable(name) if layer is not None else (name, None)
-    array = expr(f"{{0}}.{key}[...]", base)
+    constructs = expressions.file.constructs(expressions.function)
+    array = target.read(expr(f"{{0}}.{key}", base), getattr(owner, name), constructs=constructs)
     return array if order is None else _transpose(array, _inverse(order))
+
+
+def parameter(expressions: Expressions, node: ast.Call) -> ast.expr:
+    """Returns the code that makes a parameter, which may be one that is not trained."""
+    code, target = expressions.code, expressions.file.target
+    named = {key.arg: key.value for key in node.keywords}
+    values = [*node.args[:1], *filter(None, [named.get("data")])]
+    given = [*filter(None, [named.get("requires_grad")]), *node.args[1:]]
+    test = code(given[0]) if given else ast.Constant(True)
+    if isinstance(test, ast.Constant):
+        return target.array("parameter" if test.value else "buffer", *map(code, values))
+    return target.array("choice", code(values[0]), test)
 
 
 def variable(expressions: Expressions, node: ast.expr) -> ast.expr:
@@ -44,7 +59,7 @@ def variable(expressions: Expressions, node: ast.expr) -> ast.expr:
             owners = [event.parts[value].value for event in events if value in event.parts]
             if not all(isinstance(item, nn.Module) for item in owners):
                 raise NotTranscribed("it is an array of no module")
-            kinds = (layers.base_of(type(owner)) for owner in owners)
+            kinds = (expressions.file.layers.base_of(type(owner)) for owner in owners)
             keys = {layer.variable(name)[0] if layer is not None else name for layer in kinds}
             base = expressions.code(value)
             if len(keys) != 1 and name != "bias":  # which all layers call so
@@ -92,7 +107,8 @@ def write(expressions: Expressions, node: ast.expr, value: ast.expr) -> str:
     """Returns the statement that gives an array of a module a value in PyTorch's layout."""
     target, axes = variable(expressions, node), order(expressions, node)
     made = value if axes is None else _transpose(value, axes)
-    return f"{text(target)}[...] = {text(made)}"
+    file = expressions.file
+    return file.target.write(file, expressions.function, target, made)
 
 
 def change(expressions: Expressions, node: ast.expr, sign: str, value: ast.expr) -> str:
@@ -104,7 +120,9 @@ def change(expressions: Expressions, node: ast.expr, sign: str, value: ast.expr)
     is_number = not any(getattr(item, "ndim", 0) for item in expressions.values(value))
     if not is_number and not has_sources_layout(expressions, node):
         raise NotTranscribed("it has another layout")
-    return f"{text(variable(expressions, node))}[...] {sign}= {text(expressions.code(value))}"
+    array, new = variable(expressions, node), expressions.code(value)
+    file = expressions.file
+    return file.target.write(file, expressions.function, array, new, sign)
 
 
 def is_array(expressions: Expressions, node: ast.expr) -> bool:
@@ -143,7 +161,7 @@ def share(expressions: Expressions, target: ast.Attribute, value: ast.expr) -> s
         NotTranscribed: They have it in other layouts.
     """
     owners = expressions.values(target.value)
-    layer = layers.base_of(type(owners[-1])) if owners else None
+    layer = expressions.file.layers.base_of(type(owners[-1])) if owners else None
     key, axes = layer.variable(target.attr) if layer is not None else (target.attr, None)
     if axes != _order_in_its_layer(expressions, value):
         raise NotTranscribed("both have other layouts")
@@ -154,7 +172,7 @@ def share(expressions: Expressions, target: ast.Attribute, value: ast.expr) -> s
 def _order_in_its_layer(expressions: Expressions, node: ast.expr) -> layers.Order:
     """Returns the order of an array in its layer; tied to another one it may have that of both."""
     owners = expressions.values(node.value) if isinstance(node, ast.Attribute) else []
-    layer = layers.base_of(type(owners[-1])) if owners else None
+    layer = expressions.file.layers.base_of(type(owners[-1])) if owners else None
     if layer is None or not isinstance(node, ast.Attribute):
         return order(expressions, node)
     return layer.variable(node.attr)[1]

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from fmapper.translation import expr
-from fmapper_translate.operations import negate
 
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions
@@ -46,8 +45,8 @@ def dropout(expressions: Expressions, call: ast.Call) -> ast.expr:
     given = inspect.signature(nn.functional.dropout).bind(*call.args, **named).arguments
     rate = code(given["p"]) if "p" in given else expr("0.5")
     training = code(given["training"]) if "training" in given else expr("True")
-    return expr("nnx.Dropout({1})({0}, deterministic={3}, rngs={2})",
-                code(given["input"]), rate, expressions.rngs(), negate(training))  # fmt: skip
+    file = expressions.file
+    return file.target.dropout(file, expressions.function, code(given["input"]), rate, training)
 
 
 def transform(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr:

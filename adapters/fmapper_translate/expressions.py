@@ -14,10 +14,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from fmapper.translation import expr, literal
-from fmapper_translate import arrays, calls, layers
+from fmapper_translate import arrays, calls
 from fmapper_translate.constructors import numbers
 from fmapper_translate.fallback import dispatch_of, refuse_python_draw, refuse_wrapper
-from fmapper_translate.flax.constructions import make_activation, make_layer, make_partial
 from fmapper_translate.functions import Function, is_of_model, is_standard
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries import requests
@@ -27,6 +26,8 @@ from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.printing.operands import arguments_of, tensors_of
 from fmapper_translate.recording import Event
 from fmapper_translate.sources.derivatives import class_applied
+from fmapper_translate.targets import layers
+from fmapper_translate.targets.constructions import make_activation, make_layer, make_partial
 from fmapper_translate.walk import expressions as walk
 from fmapper_translate.walk.errors import NotTranscribed, Unnamed, Varied
 
@@ -137,17 +138,17 @@ class Expressions(walk.Expressions):
             return expr(counterpart)
         if value in _INFINITIES and isinstance(value, float):
             return expr("jnp.inf")
-        if isinstance(value, type) and (layer := layers.layer_of(value)) is not None:
+        if isinstance(value, type) and (layer := self.file.layers.layer_of(value)) is not None:
             return expr(self.file.helper_name(layer.name))
-        if isinstance(value, type) and value in layers.ACTIVATIONS:
+        if isinstance(value, type) and value in self.file.layers.activations:
             return expr(self.file.activation_class(value))
         if isinstance(value, type) and value is nn.Module:
-            return expr("nnx.Module")
+            return expr(self.file.target.module)
         if (
             isinstance(value, types.FunctionType | types.BuiltinFunctionType)
-            and value in layers.FUNCTIONS
+            and value in self.file.layers.functions
         ):
-            return expr(layers.FUNCTIONS[value])
+            return expr(self.file.layers.functions[value])
         if self.file.add(value):
             if layers.is_library_module(value):
                 return expr(str(self.file.class_name(value)))
@@ -206,7 +207,7 @@ class Expressions(walk.Expressions):
         return ast.Attribute(self.code(node.value), name, ast.Load())
 
     def _of_module(self, node: ast.Attribute, owner: nn.Module, value: Any) -> ast.expr:
-        base, layer = self.code(node.value), layers.base_of(type(owner))
+        base, layer = self.code(node.value), self.file.layers.base_of(type(owner))
         if isinstance(value, torch.device):
             raise Unnamed("a device")
         kept = inspect.getattr_static(type(owner), node.attr, None)
@@ -222,11 +223,11 @@ class Expressions(walk.Expressions):
             is_self = isinstance(owner, self.function.owner or ())
             cls = self.function.owner if is_self and self.function.owner else type(owner)
             self.file.has_mode.add(self.file.maker_of(cls))
-            return expr("not {0}.deterministic", base)
+            return expr(f"not {{0}}.{self.file.target.mode}", base)
         if isinstance(value, torch.Tensor):
             if (type(owner), node.attr) in self.file.optional:
                 return expr(f"{{0}}.{node.attr}", base)
-            return arrays.read(base, owner, node.attr)
+            return arrays.read(self, base, owner, node.attr)
         if isinstance(value, np.ndarray):
             return expr(f"np.array({{0}}.{node.attr})", base)
         is_plain = layer is None and isinstance(value, bool | int | float | str | list | tuple)
@@ -272,7 +273,7 @@ class Expressions(walk.Expressions):
                 return self._make(node, inner, bound=True)
             function = self.file.recording.function_of(inner)
             if function is not None and function.makes_modules:
-                return self.plain_call(node, self.code(node.func), [_RNGS])
+                return self.plain_call(node, self.code(node.func), [self.file.target.source()])
         if isinstance(callee, type) and issubclass(callee, nn.Module | nn.Parameter):
             return self._make(node, callee)
         if callee is nn.Buffer:
@@ -280,7 +281,7 @@ class Expressions(walk.Expressions):
         if isinstance(callee, type) and issubclass(callee, functools.partial):
             part = event.parts.get(node.args[0]) if event is not None else None
             kind = part.value if part is not None else self.static(node.args[0])[1]
-            layer = layers.layer_of(kind)
+            layer = self.file.layers.layer_of(kind)
             if layer is not None:
                 return make_partial(self.code, node, kind, layer)
         function = self.file.recording.function_of(callee)
@@ -290,8 +291,8 @@ class Expressions(walk.Expressions):
                 assert isinstance(node.func, ast.Attribute)
                 return self._call_with(node, function, node.func.value)
             self.file.add_function(function)
-            more = [_RNGS] if function.makes_modules else []
-            more = [ast.keyword("rngs", self.rngs())] if function in self.file.draws else more
+            more = [self.file.target.source()] if function.makes_modules else []
+            more = self.file.target.noise(self.file, self.function, function) or more
             func = self.code(node.func)
             if isinstance(func, ast.Attribute) and func.attr in NEW_NAMES.values():
                 is_object = isinstance(func.value, ast.Name | ast.Attribute)
@@ -301,7 +302,9 @@ class Expressions(walk.Expressions):
             return self.plain_call(node, func, more, code)
         if callee is isinstance and event is not None:
             return calls.isinstance_(self, node)
-        if isinstance(node.func, ast.Attribute) and layers.is_forward(callee):  # of a base
+        if isinstance(node.func, ast.Attribute) and self.file.layers.is_forward(
+            callee
+        ):  # of a base
             call = ast.Attribute(self.code(node.func.value), "__call__", ast.Load())
             return self.plain_call(node, call, [])
         if (getattr(callee, "__module__", None) or "").startswith("einops."):
@@ -347,18 +350,6 @@ class Expressions(walk.Expressions):
         made = self.plain_call(node, expr(function.name))
         return ast.Call(made.func, [self.code(first), *made.args], made.keywords)
 
-    def rngs(self) -> ast.expr:
-        """Returns the code for the random numbers of a function: its module's, or those given."""
-        if self.file.is_module(self.function.owner) and not self.function.is_static:
-            self.file.draws.add(self.file.maker_of(self.function.owner))
-            return expr("self.rngs")
-        for name, values in self.file.recording.arguments_of(self.function).items():
-            if all(isinstance(value, nn.Module) for value in values):
-                self.file.draws |= {self.file.maker_of(type(value)) for value in values}
-                return expr(f"{name}.rngs")
-        self.file.draws.add(self.function)
-        return expr("rngs")
-
     def _left_out(self, node: ast.Call) -> set[ast.AST]:
         callee = self.callee(node)
         left = self.file.omissions.left_out(self.function, node, callee)
@@ -385,27 +376,34 @@ class Expressions(walk.Expressions):
 
     def _call_module(self, node: ast.Call, module: nn.Module) -> ast.expr:
         kind = type(module)
-        is_known = layers.layer_of(kind) is not None or kind in layers.ACTIVATIONS
-        is_known |= layers.base_of(kind) is not None and parametrize.is_parametrized(module)
+        table = self.file.layers
+        is_known = table.layer_of(kind) is not None or kind in table.activations
+        is_known |= table.base_of(kind) is not None and parametrize.is_parametrized(module)
         if layers.is_library_module(kind) and not is_known and not self.file.add(kind):
             raise NotTranscribed(f"{kind.__name__} is not in the table of layers")
-        table = self.file.tied_table(module, self.function)
-        if table:
-            return expr(f"{table}.attend({{0}})", self.code(node.args[0]))
-        return self.plain_call(node, self.code(node.func), [])
+        tied = self.file.tied_table(module, self.function)
+        if tied:
+            return expr(f"{tied}.attend({{0}})", self.code(node.args[0]))
+        noise = [
+            self.file.target.noise(self.file, self.function, item)
+            for item in self.values(node.func)
+        ]
+        return self.plain_call(node, self.code(node.func), max(noise, key=len, default=[]))
 
     def _make(self, node: ast.Call, kind: type, *, bound: bool = False) -> ast.expr:
-        layer = layers.layer_of(kind)
+        table = self.file.layers
+        if kind is nn.Parameter:
+            return arrays.parameter(self, node)
+        layer, given = table.layer_of(kind), self.file.target.source()
         if layer is not None:
-            made = make_layer(self.code, node, kind, layer, bound=bound)
-            return self._not_trained(node, made) if kind is nn.Parameter else made
-        if kind in layers.ACTIVATIONS:
+            return make_layer(self.code, node, kind, layer, given, bound=bound)
+        if kind in table.activations:
             is_named, value = self.static(node.func)
             if is_named and value is kind:
-                return make_activation(self.code, node, kind)
+                return make_activation(self.code, node, kind, table.activations[kind])
             return ast.Call(self.code(node.func), [], [])
         if kind is nn.Module:
-            return expr("nnx.Module()")
+            return expr(self.file.target.no_part)
         if not self.file.add(kind):
             raise NotTranscribed(f"{kind.__name__} is not in the table of layers")
         kinds = {kind, *map(type, self.values(node))}
@@ -413,16 +411,8 @@ class Expressions(walk.Expressions):
         if takes and self.file.constructs(self.function):
             self.function.makes_modules = True
             self.file.takers |= kinds if len(kinds) > 1 else set()
-        more = [_RNGS] if takes else []
+        more = [given] if takes else []
         return self.plain_call(node, self.code(node.func), more)
-
-    def _not_trained(self, node: ast.Call, made: ast.Call) -> ast.expr:
-        """Returns the code that makes a parameter, which may be one that is not trained."""
-        given = [key.value for key in node.keywords if key.arg == "requires_grad"] + node.args[1:]
-        test = self.code(given[0]) if given else ast.Constant(True)
-        if isinstance(test, ast.Constant):
-            return ast.Call(made.func if test.value else expr("Buffer"), made.args, [])
-        return ast.Call(expr("(nnx.Param if {0} else Buffer)", test), made.args, [])
 
     def _unseen(self, node: ast.expr) -> ast.expr:
         match node:
@@ -487,9 +477,10 @@ class Expressions(walk.Expressions):
 
     def _key(self) -> ast.expr:
         """Returns the code for a random key."""
-        if self.function.makes_modules:
-            return expr("rngs.params()")
-        return expr("{0}.noise()", self.rngs())
+        target = self.file.target
+        return (
+            target.draw() if self.function.makes_modules else target.key(self.file, self.function)
+        )
 
 
 _OF_LAYERS = (nn.utils.weight_norm, nn.utils.parametrizations.weight_norm)
@@ -497,4 +488,3 @@ _LEGACY = (torch.FloatTensor, torch.DoubleTensor, torch.IntTensor, torch.LongTen
 _UNUSED = ("recompute_scale_factor", "antialias")  # of `interpolate`
 _OVER_ELEMENTS = (zip, enumerate, list, tuple, reversed, sum)  # of arrays, too
 _INFINITIES = (float("inf"),)
-_RNGS = ast.keyword("rngs", expr("rngs"))

@@ -99,12 +99,14 @@ class _Body:
         tensors = {key: functools.partial(expr, name) for key, name in self._names.items()}
         if isinstance(owner, nn.Module):
             for name, value in [*owner._parameters.items(), *owner._buffers.items()]:
-                tensors.setdefault(id(value), functools.partial(expr, f"self.{name}[...]"))
+                code = functools.partial(
+                    self._file.target.read, expr(f"self.{name}"), value, constructs=False
+                )
+                tensors.setdefault(id(value), code)
         return tensors
 
     def _key(self) -> ast.expr:
-        self._file.draws.add(self._file.maker_of(self._run.function.owner))
-        return expr("self.rngs.noise()")
+        return self._file.target.key(self._file, self._run.function)
 
     def _call(self, event: Event, owner: Any) -> ast.expr:
         assert isinstance(event.node, ast.Call)

@@ -10,44 +10,37 @@ import types
 import torch
 from torch import nn
 
-from fmapper.translation import Helper, expr, helpers_of, names_in, print_imports, text
-from fmapper_adapters.flax.translation.dialect import FlaxDialect
-from fmapper_translate import layers
-from fmapper_translate.flax import derivatives as flax_derivatives
-from fmapper_translate.flax import layers as flax_layers
-from fmapper_translate.flax import pools as flax_pools
-from fmapper_translate.flax import recurrent as flax_recurrent
-from fmapper_translate.flax import rows as flax_rows
-from fmapper_translate.flax import transformers as flax_transformers
-from fmapper_translate.flax import weights as flax_weights
+from fmapper.translation import Helper, helpers_of, names_in, print_imports, text
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.printing.rows import Places
 from fmapper_translate.recording import Recording
 from fmapper_translate.sources.derivatives import is_derivable
 from fmapper_translate.statements import Statements
+from fmapper_translate.targets import Target, layers
 from fmapper_translate.walk import files as walk
 from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.walk.files import name_of
 
 _IMPORTS = {
     "jax": "import jax", "jnp": "import jax.numpy as jnp", "np": "import numpy as np",
-    "nnx": "from flax import nnx", "partial": "from functools import partial",
+    "partial": "from functools import partial",
     "einops": "import einops", "functools": "import functools",
     "math": "import math", "operator": "import operator",
     "SimpleNamespace": "from types import SimpleNamespace",
     "Any": "from typing import Any", "dataclass": "from dataclasses import dataclass",
     "field": "from dataclasses import field",
 }  # fmt: skip
-_LACKING = "Parameters begin with the values of Flax's layers, not with those of the source in"
+_LACKING = "Parameters begin with the values of layers, not with those of the source in"
 
 
 class File(walk.File):
-    """A file for Flax NNX while it is written.
+    """A file for JAX while it is written.
 
     Args:
         recording: What the source did.
         model: The model that was recorded.
+        target: The framework that it is for.
         only_evaluation: See there.
         gives_initial_values: Whether models of a library give their arrays first values.
 
@@ -71,23 +64,22 @@ class File(walk.File):
     module = nn.Module
     called = "forward"
     prefix = "Torch"
-    helpers = (
-        flax_layers, flax_pools, flax_recurrent, flax_weights, flax_derivatives, flax_rows,
-    )  # fmt: skip
 
     def __init__(
         self,
         recording: Recording,
         model: nn.Module,
+        target: Target,
         *,
         only_evaluation: str = "",
         gives_initial_values: bool = True,
     ) -> None:
+        self.target, self.layers, self.helpers = target, target.layers, target.helpers
         super().__init__(recording, model)
         self.only_evaluation = only_evaluation
         self.gives_initial_values = gives_initial_values
         self.initializers: set[Function | None] = set()
-        self.dialect = FlaxDialect()
+        self.dialect = target.dialect()
         self.places = Places(recording)
         self.has_mode: set[type | None] = set()
         self.draws: set[type | Function | None] = set()
@@ -108,7 +100,7 @@ class File(walk.File):
         }
         self._layers = {*filter(layers.is_library_module, recording.source.classes(model))}
         kinds = {base for part in model.modules() for base in type(part).__mro__}
-        known = layers.LAYERS.keys() | self._layers
+        known = self.layers.rows.keys() | self._layers
         self.absent = {
             value
             for function in recording.functions
@@ -122,7 +114,7 @@ class File(walk.File):
         self._orders = {
             id(array): layer.variable(name)[1] if layer is not None else None
             for part in model.modules()
-            for layer in [layers.base_of(type(part))]
+            for layer in [self.layers.base_of(type(part))]
             for name, array in [*part._parameters.items(), *part._buffers.items()]
         }
         self._activations: dict[str, str] = {}
@@ -160,24 +152,24 @@ class File(walk.File):
             others = (item for item in self.recording.functions if item.owner is not cls)
             is_taken = cls.__name__ in {getattr(x.owner, "__name__", x.name) for x in others}
             return f"{self.prefix}{cls.__name__}" if is_taken else cls.__name__
-        layer = layers.layer_of(cls)
+        layer = self.layers.layer_of(cls)
         return None if layer is None else self.helper_name(layer.name)
 
     def activation_class(self, kind: type) -> str:
         """Returns the name of a function that gives an activation, where a class is passed on."""
-        code = layers.ACTIVATIONS[kind][0]
-        extra = ", ".join(f"{k}={v}" for k, v in layers.ACTIVATIONS[kind][2].items())
+        code, _, options = self.layers.activations[kind]
+        extra = ", ".join(f"{k}={v}" for k, v in options.items())
         made = f"partial({code}, {extra})" if extra else code
         name = kind.__name__
         self._activations[name] = f"def {name}():\n    return {made}"
         return name
 
     def takes_rngs(self, cls: type | None) -> bool:
-        """Returns whether the constructor of a class takes `rngs`: for layers, or to draw."""
+        """Returns whether the constructor of a class takes random numbers."""
         bases = cls.__mro__ if cls is not None else ()
         makers = {item.owner for item in self.recording.functions
                   if item.name == "__init__" and item.makes_modules}  # fmt: skip
-        layer = layers.base_of(cls) if cls is not None else None
+        layer = self.layers.base_of(cls) if cls is not None else None
         is_made_with = layer is not None and layer.takes_rngs
         return is_made_with or any(item in makers | self.draws | self.takers for item in bases)
 
@@ -231,7 +223,7 @@ class File(walk.File):
         return Statements(self, function)
 
     def _more_arguments(self, cls: type) -> list[ast.keyword]:
-        return [ast.keyword("rngs", expr("rngs"))] if self.takes_rngs(cls) else []
+        return [self.target.source()] if self.takes_rngs(cls) else []
 
     def _size(self) -> int:
         makers = sum(item.makes_modules for item in self.recording.functions)
@@ -269,7 +261,7 @@ class File(walk.File):
 
     def _base(self, base: type) -> str:
         if base is nn.Module:
-            return "nnx.Module"
+            return self.target.module
         if base is torch.autograd.Function:
             return self.helper_name("Function")
         name = self.class_name(base)
@@ -300,12 +292,13 @@ class File(walk.File):
         tables = [f"{name} = {text(code)}" for name, code in self.tables.items()]
         body = "\n\n\n".join([*(["\n".join(constants)] if constants else []), *blocks, *tables])
         tied = f"TIED = {self.tied_names()!r}  # names in the source's state -> those here"
-        loading = [inspect.getsource(item) for item in (*_LOADING, flax_weights.named_arrays)]
+        loading = [inspect.getsource(item) for item in self.target.loading]
         helpers = helpers_of("\n\n\n".join([body, *loading]), self._helper)
         everything = "\n\n\n".join([body, tied, *map(str.rstrip, loading[:-1])])
         whole = "\n\n\n".join([*helpers, everything])
         used = names_in(whole)
-        known = {**_IMPORTS, **self._imports, **self.dialect._embedded.imports}
+        embedded = self.dialect._embedded.imports
+        known = {**_IMPORTS, **self.target.imports, **self._imports, **embedded}
         imports = print_imports(line for name, line in known.items() if name in used)
         names = sorted(cls.__name__ for cls in self.without_initial_values if cls is not None)
         lacking = f"\n\n{_LACKING} {', '.join(names)}.\n" if names else ""
@@ -318,9 +311,11 @@ class File(walk.File):
             return None
         is_stand_in = name in ("max_pool", "avg_pool", "adaptive_avg_pool")
         known = None if is_stand_in else super()._helper(name)
-        if known is not None or name in self._renamed.values():
-            return known
-        definition = _definition(flax_transformers, name)
+        if known is not None:
+            return Helper(known.source.replace("(Module):", f"({self.target.module}):"))
+        if name in self._renamed.values():
+            return None
+        definition = _definition(self.target.library, name)
         if definition:
             return Helper(definition)
         return self.dialect.helper(name)
@@ -334,9 +329,6 @@ class File(walk.File):
             name: next(n for n, x in arrays.items() if x is arrays[name] and n not in tied)
             for name in sorted(tied)
         }
-
-
-_LOADING = (flax_weights.load_weights, flax_weights.source_state)
 
 
 def _definition(module: types.ModuleType, name: str) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fmapper import ConversionError
 from fmapper.translation import Call, DType, Printing, Value, expr, literal
-from fmapper_adapters.flax.translation.dialect import FlaxDialect
 from fmapper_translate._private import operations_within, parameters_of
-from fmapper_translate.flax.idioms import IDIOMS
 from fmapper_translate.recording import Operation
+from fmapper_translate.targets.idioms import IDIOMS
 from fmapper_translate.walk.errors import NotTranscribed
+
+if TYPE_CHECKING:
+    from fmapper_adapters.jax.libraries import JaxDialect
 
 _DROPPED = frozenset({
     "device", "layout", "pin_memory", "memory_format", "non_blocking", "generator", "copy",
@@ -69,7 +71,7 @@ class Operations:
 
     def __init__(
         self,
-        dialect: FlaxDialect,
+        dialect: JaxDialect,
         given: Sequence[Given],
         tensors: Mapping[int, Callable[[], ast.expr]],
         key: Callable[[], ast.expr],

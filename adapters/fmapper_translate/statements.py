@@ -13,17 +13,18 @@ import torch
 from torch import nn
 
 from fmapper.translation import expr, text
-from fmapper_translate import arrays, contexts, layers
+from fmapper_translate import arrays, contexts
 from fmapper_translate.constructors import initial_values
 from fmapper_translate.expressions import Expressions
 from fmapper_translate.fallback import operations_of
-from fmapper_translate.flax.constructions import make_layer
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries.ties import tie_arrays
 from fmapper_translate.printing import rows
 from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.printing.selections import print_selection
+from fmapper_translate.targets import layers
+from fmapper_translate.targets.constructions import make_layer
 from fmapper_translate.walk import statements as walk
 from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.walk.statements import SIGNS, bare
@@ -68,15 +69,16 @@ class Statements(walk.Statements):
         if self._file.only_evaluation and self._file.is_entry(self._function):
             self._file.has_mode.add(self._file.maker_of(type(self._file.model)))
             reason = f"this file is for evaluation alone: {self._file.only_evaluation}"
-            refusal = ["if not self.deterministic:", f"    raise NotImplementedError({reason!r})"]
+            refusal = [
+                f"if not self.{self._file.target.mode}:",
+                f"    raise NotImplementedError({reason!r})",
+            ]
             tree = self._function.tree
             document = [*self._statement(tree.body[0])] if ast.get_docstring(tree) else []
             body[len(document) : len(document)] = refusal
         if self._is_constructor and self._function.owner in self._file.has_mode:
-            body.append("self.deterministic = False")
-        if self._is_constructor and self._function.owner in self._file.draws:
-            body.append("self.rngs = rngs")
-        return body
+            body.append(f"self.{self._file.target.mode} = False")
+        return self._file.target.frame(self._file, self._function, body)
 
     def _is_dropped(self, parameter: ast.arg) -> bool:
         left = self._file.omissions.parameters(self._function)
@@ -91,7 +93,7 @@ class Statements(walk.Statements):
         is_drawing = self._function in self._file.draws
         if not self._function.makes_modules and not takes and not is_drawing:
             return []
-        return [ast.arg("rngs", expr("nnx.Rngs") if self._is_constructor else None)]
+        return [self._file.target.parameter(self._function, constructs=self._is_constructor)]
 
     # --- statements -------------------------------------------------------------------------------
 
@@ -140,7 +142,7 @@ class Statements(walk.Statements):
             owners = self.expressions.values(target.value)
             if any(isinstance(item, torch.Tensor) for item in owners):  # an option of a parameter
                 array, name = arrays.argument(self.expressions, target.value), target.attr
-                yield text(expr(f"{{0}}.set_metadata({name!r}, {{1}})", array, self.code(value)))
+                yield self._option(array, ast.Constant(name), self.code(value))
                 return
         if isinstance(target, ast.Attribute) and arrays.is_array(self.expressions, value):
             if not arrays.tie(self.expressions, target, value):
@@ -164,16 +166,18 @@ class Statements(walk.Statements):
         ]
         is_buffer = isinstance(code, ast.Call) and text(code.func) in ("Buffer", "Constant")
         if any(is_tensor) and self._is_constructor and not is_buffer:
-            return expr("Constant({0})", code)
+            return self._file.target.array("constant", code)
         if any(isinstance(item, np.ndarray) for item in values):
             return expr("nested_tuple({0})", code)
         modules = [x for x in values if isinstance(x, nn.Module)]
-        modules = [x for x in modules if type(x) not in layers.ACTIVATIONS]  # functions, in a file
+        modules = [
+            x for x in modules if type(x) not in self._file.layers.activations
+        ]  # functions, in a file
         if modules and self._is_none_before(target):
-            return expr("nnx.data({0})", code)  # or it would stay a setting
+            return expr(self._file.target.new_part, code)
         parts = [part for item in values if type(item) is list for part in item]
         if any(isinstance(part, nn.Module) for part in parts):
-            return expr("PlainList({0})", code)
+            return expr(self._file.target.plain_list, code)
         return code
 
     def _is_none_before(self, target: ast.Attribute) -> bool:
@@ -269,7 +273,7 @@ class Statements(walk.Statements):
             isinstance(x, torch.Tensor) for x in self.expressions.values(call.args[0])
         ):
             array = arrays.argument(self.expressions, call.args[0])
-            yield text(expr("{0}.set_metadata({1}, {2})", array, *map(self.code, call.args[1:])))
+            yield self._option(array, *map(self.code, call.args[1:]))
         elif library.is_config(owner):
             return  # its fields are what they are then
         elif initial_values.is_initialization(callee):
@@ -281,7 +285,7 @@ class Statements(walk.Statements):
             yield from self._initialize(lambda: initial_values.initialize(self.expressions, call))
         elif getattr(callee, "__func__", None) is nn.Module.apply:
             yield from initial_values.apply(self.expressions, call)
-        elif name == "reset_parameters" and layers.layer_of(type(owner)) is not None:
+        elif name == "reset_parameters" and self._file.layers.layer_of(type(owner)) is not None:
             if not self._is_constructor:
                 raise NotTranscribed("a layer is given its first values again")
             return  # the layer has them
@@ -304,15 +308,19 @@ class Statements(walk.Statements):
         else:
             yield text(self.code(call))
 
+    def _option(self, array: ast.expr, name: ast.expr, value: ast.expr) -> str:
+        """Returns the statement that gives a parameter an option."""
+        return text(expr(self._file.target.option, array, name, value))
+
     def _post_init(self, call: ast.Call) -> Iterator[str]:
         """Prints what gives a library's model its first values, and what it does for a part."""
-        func = text(self.code(call.func))
+        func, given = text(self.code(call.func)), self._file.target.source()
         if func.endswith("_init_weights"):
-            yield f"{func}({text(self.code(call.args[0]))}, rngs=rngs)"
+            yield f"{func}({text(self.code(call.args[0]))}, {given.arg}={text(given.value)})"
             return
         for model in self.expressions.values(call.func.value):  # type: ignore[attr-defined]
             self._file.add_initial_values(model)
-        yield f"{func}(rngs)"
+        yield f"{func}({text(given.value)})"
         yield from tie_arrays(self.expressions, call)
 
     def _freeze(self, part: ast.expr, trained: ast.expr) -> Iterator[str]:
@@ -359,17 +367,18 @@ class Statements(walk.Statements):
         owner = self._function.owner
         assert owner is not None
         base = next((item for item in owner.__mro__[1:] if "__init__" in vars(item)), object)
+        given = self._file.target.source()
         if base is nn.Module or base is object:
             return
         if library.is_of_library(base.__module__) and library.counterpart_of(base) is None:
             return
         left = self._file.omissions.left_out(self._function, call, base)
         call = ast.Call(call.func, call.args, [key for key in call.keywords if key not in left])
-        func, layer = expr("super().__init__"), layers.layer_of(base)
+        func, layer = expr("super().__init__"), self._file.layers.layer_of(base)
         if layer is not None:
-            yield text(make_layer(self.code, call, base, layer, func=func))
+            yield text(make_layer(self.code, call, base, layer, given, func=func))
             return
-        more = [ast.keyword("rngs", expr("rngs"))] * self._file.takes_rngs(base)
+        more = [given] * self._file.takes_rngs(base)
         yield text(self.expressions.plain_call(call, func, more))
 
     def _buffer(self, call: ast.Call) -> Iterator[str]:
@@ -381,7 +390,7 @@ class Statements(walk.Statements):
         is_saved = persistent is None or (
             persistent.value if isinstance(persistent, ast.Constant) else all(values)
         )
-        made = expr("{0}({1})", ast.Name("Buffer" if is_saved else "Constant"), self.code(value))
+        made = self._file.target.array("buffer" if is_saved else "constant", self.code(value))
         if isinstance(value, ast.Constant) and value.value is None:
             made = expr("None")
         elif any(item is None for item in self.expressions.values(value)):

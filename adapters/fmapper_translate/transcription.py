@@ -24,7 +24,6 @@ from fmapper.verification.models.trial import Trial
 from fmapper_adapters.jax.libraries import train_flags
 from fmapper_adapters.torch.record.modes import mode
 from fmapper_adapters.torch.record.patches.restore import restore_after
-from fmapper_translate import layers
 from fmapper_translate.constructors.arguments import find_arguments
 from fmapper_translate.constructors.notes import arguments_of
 from fmapper_translate.files import File
@@ -33,6 +32,7 @@ from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.recording import record
 from fmapper_translate.sources.sizes import of_other_sizes
 from fmapper_translate.sources.torch import TorchSource
+from fmapper_translate.targets import Target, layers
 from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.witness import functions_that_differ
 
@@ -71,7 +71,7 @@ class Transcription:
     @property
     def whole(self) -> str:
         """The file with `make_model`, which makes the model as the source was made."""
-        parameters = "*, rngs" if self.target == "flax" else ""
+        parameters = {"flax": "*, rngs", "equinox": "*, key"}.get(self.target, "")
         maker = (
             f"def {_MAKER}({parameters}):\n"
             f'    """Makes the model that this file was written for."""\n'
@@ -179,20 +179,23 @@ def transcribe(
     Raises:
         NotTranscribed: Something in it has no counterpart; says what and where.
     """
-    source = "flax" if isinstance(model, nn.Module) else "torch"
-    if target not in (None, source):
+    is_torch = isinstance(model, nn.Module)
+    if target not in ((None, *TARGETS) if is_torch else (None, "torch")):
         raise NotTranscribed(
             f"{type(model).__name__} is not a model that is transcribed for {target}: modules of "
-            "PyTorch are for Flax NNX, and those of NNX for PyTorch"
+            "PyTorch are for Flax NNX, and those of JAX for PyTorch"
         )
     if isinstance(model, nn.Module):
+        to = _target(target or "flax")
         with _unchanged_random_numbers():
             try:
-                return _from_torch(model, inputs, arguments, options)
+                return _from_torch(model, inputs, arguments, options, to)
             except NotTranscribed as error:
                 reason = str(error)
                 try:
-                    return _from_torch(model, inputs, arguments, options, only_evaluation=reason)
+                    return _from_torch(
+                        model, inputs, arguments, options, to, only_evaluation=reason
+                    )
                 except NotTranscribed:
                     raise error from None
     if isinstance(model, tuple):
@@ -206,6 +209,16 @@ def transcribe(
     from fmapper_translate.torch.transcription import from_nnx
 
     return from_nnx(model, inputs, arguments, options)
+
+
+TARGETS = ("flax",)
+
+
+def _target(name: str) -> Target:
+    """Returns a target for models of PyTorch."""
+    from fmapper_translate.flax.target import FlaxTarget
+
+    return FlaxTarget()
 
 
 @contextlib.contextmanager
@@ -231,6 +244,7 @@ def _from_torch(
     inputs: Inputs | list[Inputs],
     arguments: tuple[Sequence[Any], Mapping[str, Any]] | None,
     options: Mapping[str, Any] | None,
+    target: Target,
     *,
     only_evaluation: str = "",
 ) -> Transcription:
@@ -257,7 +271,7 @@ def _from_torch(
         examples += [] if other is None else [other]
     calls = [functools.partial(_call, *one) for one in examples]
     evaluates = bool(only_evaluation)
-    recording, twin = record(TorchSource(), make, calls, only_evaluation=evaluates)
+    recording, twin = record(TorchSource(target.layers), make, calls, only_evaluation=evaluates)
     weights = {name: value.detach() for name, value in model.named_parameters()}
     weights |= dict(model.named_buffers())
     saved = model.state_dict()
@@ -265,23 +279,25 @@ def _from_torch(
     first = {value.data_ptr(): name for name, value in reversed(weights.items()) if value.numel()}
     aliases = {name: first[value.data_ptr()] for name, value in saved.items()
                if name not in weights and value.data_ptr() in first}  # fmt: skip
-    title = f"{cls.__name__} for Flax NNX, transcribed from {cls.__module__}"
+    title = f"{cls.__name__} for {target.title}, transcribed from {cls.__module__}"
 
     def differ(code: str, example: str) -> dict[Function, str]:
-        return functions_that_differ(code, example, recording, weights, examples)
+        return functions_that_differ(code, example, recording, target, weights, examples)
 
-    file = File(recording, twin, only_evaluation=only_evaluation)
+    settings: dict[str, Any] = {"only_evaluation": only_evaluation}
+    file = File(recording, twin, target, **settings)
     try:
         code, example = file.write(title, args, kwargs, differ)
     except NotTranscribed:
         if not file.initializers:
             raise
-        file = File(recording, twin, only_evaluation=only_evaluation, gives_initial_values=False)
+        settings["gives_initial_values"] = False
+        file = File(recording, twin, target, **settings)
         code, example = file.write(title, args, kwargs, differ)
-    rules = _rules_of(twin, file.tied_names())
+    rules = _rules_of(twin, target, file.tied_names())
     return Transcription(
         format_code(code), cls.__name__, example, weights, aliases, file.fallen, rules,
-        only_evaluation=only_evaluation,
+        target.name, only_evaluation,
     )  # fmt: skip
 
 
@@ -312,11 +328,11 @@ def _are_equal(call: Callable[[nn.Module], object], model: nn.Module, other: nn.
     return is_same and len(ours) == len(theirs)
 
 
-def _rules_of(model: nn.Module, tied: Mapping[str, str]) -> Rules:
+def _rules_of(model: nn.Module, target: Target, tied: Mapping[str, str]) -> Rules:
     """Returns the rules from a state dict to the state of the file's model."""
     places: dict[str, tuple[str, layers.Order]] = {}
     for path, part in model.named_modules(remove_duplicate=False):
-        layer = layers.base_of(type(part))
+        layer = target.layers.base_of(type(part))
         for name in [*part._parameters, *part._buffers]:
             key, order = layer.variable(name) if layer is not None else (name, None)
             prefix = f"{path}." if path else ""

@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from flax import nnx
 from jax.extend.core import get_opaque_trace_state
 
-from fmapper_adapters.flax.translation.build import open_file
 from fmapper_translate.expressions import NEW_NAMES
 from fmapper_translate.functions import Function
 from fmapper_translate.printing import rows
 from fmapper_translate.recording import Recording
+from fmapper_translate.targets import Target
 from fmapper_translate.walk.witness import UNSEEN, Watch, run_file
 
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -28,6 +27,7 @@ def functions_that_differ(
     code: str,
     example: str,
     recording: Recording,
+    target: Target,
     weights: Mapping[str, Any],
     examples: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
 ) -> dict[Function, str]:
@@ -39,12 +39,13 @@ def functions_that_differ(
         code: The file.
         example: The code that makes the model.
         recording: What the source did, at first in evaluation.
+        target: The framework of the file.
         weights: The arrays of the source by name.
         examples: What the model was called with, each time, by position and by keyword.
     """
     space = run_file(
         code.replace(rows.READ, rows.READ_BY_WITNESS),
-        f"def make_example(*, rngs):\n    return {example}",
+        f"def make_example(*, {target.random}):\n    return {example}",
     )
     trace: list[Any] = []
     state_of_trace: Any = get_opaque_trace_state
@@ -62,16 +63,15 @@ def functions_that_differ(
     ]
     numbers = {name: value.numpy() for name, value in weights.items()}
     try:
-        model, _ = open_file(sys.modules["transcribed"], "make_example", numbers, train=False)
+        state, make = target.open(sys.modules["transcribed"], "make_example", numbers)
     except Exception as error:
         return watch.failure(error)
-    graph, state = nnx.split(model)
 
     @functools.partial(jax.jit, compiler_options=_QUICKLY)
     def run(state: Any, given: list[Any]) -> list[Any]:
         trace[:] = [state_of_trace()]
         rest = iter(given)
-        net = nnx.merge(graph, state)
+        net = make(state)
         for leaves, tree in zip(arrays, trees, strict=True):
             every = [next(rest) if _is_array(item) else item for item in leaves]
             args, kwargs = jax.tree.unflatten(tree, every)
@@ -99,4 +99,4 @@ def _is_array(value: Any) -> bool:
 def _numbers(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().numpy()
-    return np.asarray(value) if isinstance(value, jax.Array | nnx.Variable) else value
+    return np.asarray(value) if hasattr(value, "__jax_array__") or _is_array(value) else value

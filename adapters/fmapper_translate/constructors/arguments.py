@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from fmapper_translate import layers
+from fmapper_translate.targets import layers
 from fmapper_translate.walk.errors import NotTranscribed
 
 _LISTS = (Sequence, nn.ModuleList, nn.Sequential)
@@ -112,7 +112,7 @@ def _read(module: nn.Module) -> dict[str, Any]:
         if hasattr(module, name) and not isinstance(getattr(module, name), nn.Module)
         and not inspect.isroutine(getattr(module, name))
     }  # fmt: skip
-    if layers.base_of(cls) is not None or layers.is_library_module(cls):
+    if any(base is not nn.Module and layers.is_library_module(base) for base in cls.__mro__):
         return arguments
     source = textwrap.dedent(inspect.getsource(cls.__init__))
     definition = ast.parse(source).body[0]

@@ -81,7 +81,7 @@ def initialize_by_method(expressions: Expressions, call: ast.Call, func: ast.Att
 
 # Methods that list what is in a module -> the heads of loops over it; None for those without.
 _LISTINGS: Mapping[Any, str | None] = {
-    nn.Module.modules: "_, {0} in nnx.iter_modules({1})",
+    nn.Module.modules: "_, {0} in iter_modules({1})",
     nn.Module.parameters: "_, {0} in named_parameters({1})",
     nn.Module.named_parameters: "{0} in named_parameters({1})",
     nn.Module.named_modules: None,
@@ -109,7 +109,8 @@ def loop_head(expressions: Expressions, node: ast.For) -> str | None:
         raise NotTranscribed(f"{ast.unparse(node.iter)} has no counterpart")
     target = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
     names = ", ".join(map(ast.unparse, target))
-    return f"for {template.format(names, text(expressions.code(func.value)))}:"
+    head = template.format(names, text(expressions.code(func.value)))
+    return f"for {head.replace('iter_modules', expressions.file.target.walk)}:"
 
 
 def apply(expressions: Expressions, call: ast.Call) -> list[str]:
@@ -117,9 +118,14 @@ def apply(expressions: Expressions, call: ast.Call) -> list[str]:
     assert isinstance(call.func, ast.Attribute)
     target = expressions.values(call.args[0])[0]
     function = expressions.file.recording.function_of(getattr(target, "func", target))
-    rngs = ", rngs=rngs" if function is not None and function.makes_modules else ""
+    given = expressions.file.target.source()
+    rngs = f", {given.arg}={text(given.value)}"
+    rngs = rngs if function is not None and function.makes_modules else ""
     owner, called = (text(expressions.code(node)) for node in (call.func.value, call.args[0]))
-    return [f"for _, module in nnx.iter_modules({owner}):", f"    {called}(module{rngs})"]
+    return [
+        f"for _, module in {expressions.file.target.walk}({owner}):",
+        f"    {called}(module{rngs})",
+    ]
 
 
 # Methods of tensors -> their parameters and defaults.
@@ -141,10 +147,12 @@ def _fill(expressions: Expressions, target: ast.expr, name: str, codes: Code) ->
         return _fill_view(expressions, target, name, codes)
     variable = arrays.variable(expressions, target)
     if name in _CONSTANTS:
-        return f"{text(variable)}[...] = {text(_CONSTANTS[name](variable, *codes.values()))}"
+        made = _CONSTANTS[name](variable, *codes.values())
+        return expressions.file.target.write(expressions.file, expressions.function, variable, made)
     has_layout = name in _SCALED and arrays.has_sources_layout(expressions, target)
-    made = _initializer(name, codes, has_layout=has_layout)
-    return text(expr("initialize({0}, {1}, rngs)", variable, made))
+    module = expressions.file.target.initializers
+    made = _initializer(module, name, codes, has_layout=has_layout)
+    return expressions.file.target.initialize(variable, made)
 
 
 def _fill_view(expressions: Expressions, target: ast.Call, name: str, codes: Code) -> str:
@@ -161,27 +169,29 @@ def _fill_view(expressions: Expressions, target: ast.Call, name: str, codes: Cod
             values = []
     if len(values) != 1:
         raise NotTranscribed("it is an array of no module")
-    made = _initializer(name, codes, has_layout=True)
+    target_ = expressions.file.target
+    made = _initializer(target_.initializers, name, codes, has_layout=True)
     view, whole = expressions.code(target), expressions.code(base)
-    drawn = expr("{0}(rngs.params(), {1}.shape).reshape({2}.shape)", made, view, whole)
+    drawn = expr("{0}({3}, {1}.shape).reshape({2}.shape)", made, view, whole, target_.draw())
     return arrays.write(expressions, values[0], drawn)
 
 
-def _initializer(name: str, codes: Code, *, has_layout: bool) -> ast.expr:
+def _initializer(module: str, name: str, codes: Code, *, has_layout: bool) -> ast.expr:
     """Returns the initializer for a function of `nn.init`.
 
     Args:
+        module: The module of the target's initializers.
         name: The function.
         codes: Its arguments.
         has_layout: Whether the array has PyTorch's layout, if that matters: outputs first.
     """
     if name in _DRAWS:
-        return _DRAWS[name](*codes.values())
+        return _DRAWS[name](module, *codes.values())
     if name not in _SCALED:
         raise NotTranscribed(f"{name} has no counterpart")
     distribution, mode, scale = _SCALED[name](**codes)
     axes = ", in_axis=1, out_axis=0" if has_layout else ""
-    template = f"nnx.initializers.variance_scaling({{0}}, {mode!r}, {distribution!r}{axes})"
+    template = f"{module}.variance_scaling({{0}}, {mode!r}, {distribution!r}{axes})"
     return expr(template, scale)
 
 
@@ -206,21 +216,21 @@ _NUMBERS = {"zeros_": 0.0, "ones_": 1.0, "constant_": 0.0, "fill_": 0.0, "zero_"
 # --- distributions --------------------------------------------------------------------------------
 
 
-def _uniform(low: ast.expr, high: ast.expr) -> ast.expr:
+def _uniform(module: str, low: ast.expr, high: ast.expr) -> ast.expr:
     is_zero = isinstance(low, ast.Constant) and low.value == 0
-    return expr("nnx.initializers.uniform({0})", high) if is_zero else expr(
+    return expr(f"{module}.uniform({{0}})", high) if is_zero else expr(
         "uniform_init({0}, {1})", low, high
     )  # fmt: skip
 
 
-def _normal(mean: ast.expr, std: ast.expr) -> ast.expr:
+def _normal(module: str, mean: ast.expr, std: ast.expr) -> ast.expr:
     is_zero = isinstance(mean, ast.Constant) and mean.value == 0
-    return expr("nnx.initializers.normal({0})", std) if is_zero else expr(
+    return expr(f"{module}.normal({{0}})", std) if is_zero else expr(
         "normal_init({0}, {1})", mean, std
     )  # fmt: skip
 
 
-def _trunc_normal(mean: ast.expr, std: ast.expr, a: ast.expr, b: ast.expr) -> ast.expr:
+def _trunc_normal(module: str, mean: ast.expr, std: ast.expr, a: ast.expr, b: ast.expr) -> ast.expr:
     defaults = {"mean": (mean, 0.0), "std": (std, 1.0), "a": (a, -2.0), "b": (b, 2.0)}
     keywords = [
         ast.keyword(name, code)
@@ -234,10 +244,10 @@ _DRAWS: Mapping[str, Callable[..., ast.expr]] = {
     "uniform_": _uniform,
     "normal_": _normal,
     "trunc_normal_": _trunc_normal,
-    "orthogonal_": lambda gain: (
-        expr("nnx.initializers.orthogonal()")
+    "orthogonal_": lambda module, gain: (
+        expr(f"{module}.orthogonal()")
         if text(gain) in ("1", "1.0")
-        else expr("nnx.initializers.orthogonal({0})", gain)
+        else expr(f"{module}.orthogonal({{0}})", gain)
     ),
 }
 

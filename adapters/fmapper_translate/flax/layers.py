@@ -6,21 +6,17 @@ A file takes the source of those that it names.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fmapper_translate.flax.weights import freeze, uniform_init
+from fmapper_translate.flax.weights import freeze
+from fmapper_translate.targets.functions import batch_norm, flatten, ntuple, uniform_init
 
 if TYPE_CHECKING:
     import einops  # which the files that name it have
-
-
-def ntuple(size: Any, count: int) -> tuple[Any, ...]:
-    """Returns a size for each dimension, where one may stand for all."""
-    return (size,) * count if isinstance(size, int | float) else tuple(size)
 
 
 class Linear(nnx.Linear):
@@ -145,16 +141,6 @@ class ConvTranspose2d(nnx.ConvTranspose):
 
     def __call__(self, x):
         return jnp.moveaxis(super().__call__(jnp.moveaxis(x, 1, -1)), -1, 1)
-
-
-def batch_norm(x, eps, weight=None, bias=None, mean=None, var=None):
-    """Normalises the channels, which come second, by statistics that are given or their own."""
-    axes, shape = (0, *range(2, x.ndim)), (-1, *(1,) * (x.ndim - 2))
-    mean = x.mean(axes) if mean is None else mean
-    var = x.var(axes) if var is None else var
-    y = (x - mean.reshape(shape)) * jax.lax.rsqrt(var + eps).reshape(shape)
-    y = y if weight is None else y * weight.reshape(shape)
-    return y if bias is None else y + bias.reshape(shape)
 
 
 class BatchNorm2d(nnx.Module):
@@ -319,50 +305,3 @@ class Flatten(nnx.Module):
 
     def __call__(self, x):
         return flatten(x, self.start, self.end)
-
-
-def interpolate(x, size=None, scale_factor=None, mode="nearest", align_corners=None):
-    """Resizes the dimensions behind the channels, as PyTorch does."""
-    if mode not in ("nearest", "linear", "bilinear", "trilinear"):
-        raise ValueError(f"interpolation of the mode {mode}")
-    rank = x.ndim - 2
-    factors = ntuple(scale_factor, rank) if size is None else (None,) * rank
-    sizes = ntuple(size, rank) if size is not None else x.shape[2:]
-    for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
-        old, count = x.shape[axis], new if factor is None else int(new * factor)
-        step = old / count if factor is None else 1 / factor
-        at = jnp.arange(count)
-        if mode == "nearest":
-            x = jnp.take(x, jnp.minimum((at * step).astype(int), old - 1), axis=axis)
-            continue
-        if align_corners:
-            place = at * ((old - 1) / max(count - 1, 1))
-        else:
-            place = jnp.maximum((at + 0.5) * step - 0.5, 0)
-        low = jnp.minimum(place.astype(int), old - 1)
-        weight = (place - low).reshape(-1, *(1,) * (x.ndim - axis - 1))
-        below, above = (jnp.take(x, i, axis=axis) for i in (low, jnp.minimum(low + 1, old - 1)))
-        x = below * (1 - weight) + above * weight
-    return x
-
-
-def flatten(x, start, end):
-    """Makes one dimension of several, from one to another."""
-    return x.reshape(*x.shape[:start], -1, *x.shape[end % x.ndim + 1 :])
-
-
-def expand(x, sizes):
-    """Repeats an array along dimensions of 1; those of -1 stay."""
-    shape = (1,) * (len(sizes) - x.ndim) + x.shape
-    pairs = zip(sizes, shape, strict=True)
-    return jnp.broadcast_to(x, tuple(old if new == -1 else new for new, old in pairs))
-
-
-def not_written(*_args, **_options):
-    """Raises for the side of a condition that the file does not have."""
-    raise NotImplementedError("the source does something else here, which no example has shown")
-
-
-def nested_tuple(array):
-    """Returns an array of NumPy as tuples, which a module can keep as a setting."""
-    return tuple(map(nested_tuple, array)) if array.ndim else array.item()

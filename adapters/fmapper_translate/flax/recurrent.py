@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fmapper_translate.flax.weights import uniform_init
+from fmapper_translate.targets.functions import uniform_init
 
 
 class LSTM(nnx.Module):

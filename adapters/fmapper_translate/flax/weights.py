@@ -5,7 +5,6 @@ A file takes the source of what it names; `TIED` is a table of its own.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -18,34 +17,6 @@ class Buffer(nnx.Variable):  # type: ignore[type-arg]
 
 class Constant(nnx.Variable):  # type: ignore[type-arg]
     """An array that is not trained, and that a state dict does not have."""
-
-
-def uniform_init(low, high):
-    """Returns an initializer that draws uniformly from an interval."""
-
-    def init(key, shape, dtype=jnp.float32):
-        return jax.random.uniform(key, shape, dtype, low, high)
-
-    return init
-
-
-def normal_init(mean, std):
-    """Returns an initializer that draws from a normal distribution."""
-
-    def init(key, shape, dtype=jnp.float32):
-        return mean + std * jax.random.normal(key, shape, dtype)
-
-    return init
-
-
-def trunc_normal_init(mean=0.0, std=1.0, a=-2.0, b=2.0):
-    """Returns an initializer that draws from a normal distribution between a and b."""
-
-    def init(key, shape, dtype=jnp.float32):
-        low, high = (a - mean) / std, (b - mean) / std
-        return mean + std * jax.random.truncated_normal(key, low, high, shape, dtype)
-
-    return init
 
 
 def initialize(variable, init, rngs):

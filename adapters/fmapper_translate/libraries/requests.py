@@ -86,7 +86,7 @@ def _choice(expressions: Expressions, node: ast.Call, value: Any) -> ast.expr | 
         file.add_function(function)
         return expr(function.name)
     if isinstance(value, nn.Module) and file.add(type(value)):
-        more = [ast.keyword("rngs", expr("rngs"))] * file.takes_rngs(type(value))
+        more = [file.target.source()] * file.takes_rngs(type(value))
         config = _config_of(expressions, node.args[0], value)
         return ast.Call(expr(type(value).__name__), [config], more)
     return None

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fmapper_translate import layers
-
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions
 
@@ -28,7 +26,7 @@ def tie_arrays(expressions: Expressions, call: ast.Call) -> Iterator[str]:
 def _share(expressions: Expressions, owner: nn.Module, name: str, other: str) -> Iterator[str]:
     (path, _, key), (source, _, source_key) = name.rpartition("."), other.rpartition(".")
     target, origin = owner.get_submodule(path), owner.get_submodule(source)
-    kinds = [layers.base_of(type(item)) for item in (target, origin)]
+    kinds = [expressions.file.layers.base_of(type(item)) for item in (target, origin)]
     variables = [
         layer.variable(item) if layer is not None else (item, None)
         for layer, item in zip(kinds, (key, source_key), strict=True)

@@ -67,8 +67,9 @@ def buffer(expressions: Expressions, node: ast.Call) -> ast.expr:
     """Returns the code for `nn.Buffer`."""
     kept = [key.value for key in node.keywords if key.arg == "persistent"]
     is_saved = not kept or not is_constant(expressions.code(kept[0]), False)
-    name = "Buffer" if is_saved else "Constant"
-    return expr(f"{name}({{0}})", expressions.code(node.args[0]))
+    kind = "buffer" if is_saved else "constant"
+    made: ast.expr = expressions.file.target.array(kind, expressions.code(node.args[0]))
+    return made
 
 
 def are_numbers(value: Any) -> bool:

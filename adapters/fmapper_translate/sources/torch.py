@@ -9,15 +9,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from fmapper_translate import layers
 from fmapper_translate._private import watch_operations
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.sources import Source, Tell
 from fmapper_translate.sources.derivatives import derivatives_run
+from fmapper_translate.targets.layers import Layers
 
 
 class TorchSource(Source):
-    """Answers the questions of a recording about PyTorch."""
+    """Answers the questions of a recording about PyTorch.
+
+    Args:
+        layers: The table of layers of the file's framework.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers
 
     def is_array(self, value: Any) -> bool:
         """Returns whether something is a tensor."""
@@ -28,8 +35,8 @@ class TorchSource(Source):
         return isinstance(value, nn.Module)
 
     def is_made_of_layers(self, value: Any) -> bool:
-        """Returns whether an object is a layer that is given random numbers in Flax."""
-        layer = layers.base_of(type(value))
+        """Returns whether an object is a layer that is given random numbers in a file."""
+        layer = self._layers.base_of(type(value))
         return layer is not None and layer.takes_rngs
 
     def draws(self, overload: Any) -> bool:
@@ -39,7 +46,7 @@ class TorchSource(Source):
     def classes(self, model: Any) -> list[type]:
         """Returns the classes of a model's parts, and their bases, that a file has to have."""
         kinds = dict.fromkeys(type(part) for part in model.modules())
-        return [base for kind in kinds for base in layers.classes_of(kind)]
+        return [base for kind in kinds for base in self._layers.classes_of(kind)]
 
     def watch(self, tell: Tell) -> AbstractContextManager[None]:
         """Returns a context that tells which operations run."""

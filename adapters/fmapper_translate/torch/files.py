@@ -35,7 +35,7 @@ class File(walk.File):
     module: ClassVar[type] = nnx.Module
     called = "__call__"
     prefix = "Flax"
-    helpers: ClassVar[Sequence[ModuleType]] = (torch_layers, torch_weights)
+    helpers: Sequence[ModuleType] = (torch_layers, torch_weights)
     more_names: ClassVar[Sequence[str]] = ("named_arrays",)
 
     def __init__(self, recording: Recording, model: Any) -> None:

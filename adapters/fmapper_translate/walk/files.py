@@ -45,7 +45,7 @@ class File(ABC):
     module: ClassVar[type]
     called: ClassVar[str]
     prefix: ClassVar[str]
-    helpers: ClassVar[Sequence[types.ModuleType]]
+    helpers: Sequence[types.ModuleType]
 
     def __init__(self, recording: Recording, model: Any) -> None:
         self.recording = recording

@@ -114,7 +114,7 @@ class File(torch_files.File):
 
     module: ClassVar[type] = eqx.Module
     prefix = "Equinox"
-    helpers: ClassVar[Sequence[ModuleType]] = (equinox_layers, torch_layers, torch_weights)
+    helpers: Sequence[ModuleType] = (equinox_layers, torch_layers, torch_weights)
 
     def _statements(self, function: Function) -> Statements:
         return Statements(self, function)

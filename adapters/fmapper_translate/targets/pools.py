@@ -10,12 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from fmapper_translate.flax.layers import ntuple
+from fmapper_translate.targets.functions import ntuple
 
 
-class MaxPool2d(nnx.Module):
+class Module:
+    """Stands for the class of the target's modules."""
+
+
+class MaxPool2d(Module):
     """The largest values of windows of an image."""
 
     def __init__(
@@ -33,7 +36,7 @@ class MaxPool2d(nnx.Module):
         )
 
 
-class MaxPool1d(nnx.Module):
+class MaxPool1d(Module):
     """The largest values of windows of a sequence."""
 
     def __init__(self, kernel_size, stride=None, padding=0, *, ceil_mode=False):
@@ -48,7 +51,7 @@ class MaxPool1d(nnx.Module):
         return x[:, :, 0]
 
 
-class AvgPool2d(nnx.Module):
+class AvgPool2d(Module):
     """The means of windows of an image."""
 
     def __init__(
@@ -65,7 +68,7 @@ class AvgPool2d(nnx.Module):
         )  # fmt: skip
 
 
-class AvgPool1d(nnx.Module):
+class AvgPool1d(Module):
     """The means of windows of a sequence."""
 
     def __init__(
@@ -80,7 +83,7 @@ class AvgPool1d(nnx.Module):
         return self.image(x[..., None, :])[..., 0, :]
 
 
-class AdaptiveAvgPool1d(nnx.Module):
+class AdaptiveAvgPool1d(Module):
     """The means of a sequence's parts."""
 
     def __init__(self, output_size):
@@ -92,7 +95,7 @@ class AdaptiveAvgPool1d(nnx.Module):
         return adaptive_avg_pool(x, self.size)
 
 
-class AdaptiveAvgPool2d(nnx.Module):
+class AdaptiveAvgPool2d(Module):
     """The means of an image's parts."""
 
     def __init__(self, output_size):
@@ -104,7 +107,7 @@ class AdaptiveAvgPool2d(nnx.Module):
         return adaptive_avg_pool(x, self.size)
 
 
-class ConstantPad1d(nnx.Module):
+class ConstantPad1d(Module):
     """A sequence with a value before and behind it, or without its ends."""
 
     rank = 1
@@ -125,7 +128,7 @@ class ConstantPad2d(ConstantPad1d):
     rank = 2
 
 
-class Unfold(nnx.Module):
+class Unfold(Module):
     """The windows of an image, a column for each."""
 
     def __init__(self, kernel_size, dilation=1, padding=0, stride=1):

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 from fmapper.translation import expr, literal, text
-from fmapper_translate import layers
+from fmapper_translate.targets import layers
 from fmapper_translate.walk.errors import NotTranscribed
 
 Code = Callable[[ast.expr], ast.expr]
@@ -18,6 +18,7 @@ def make_layer(
     call: ast.Call,
     kind: type,
     layer: layers.Layer,
+    given: ast.keyword,
     *,
     bound: bool = False,
     func: ast.expr | None = None,
@@ -29,6 +30,7 @@ def make_layer(
         call: The call that makes it in the source.
         kind: The class that it is of there.
         layer: The row of the table.
+        given: The random numbers that its constructor is given.
         bound: Whether the class is a `partial`, which has the defaults.
         func: The code for what is called, if it is another than the source's.
 
@@ -44,7 +46,7 @@ def make_layer(
         if name not in layer.first(len(args)):
             keywords.setdefault(name, expr(default))
     if layer.takes_rngs:
-        keywords["rngs"] = expr("rngs")
+        keywords[given.arg] = given.value
     return _call(func or code(call.func), args, keywords)
 
 
@@ -55,9 +57,11 @@ def make_partial(code: Code, call: ast.Call, kind: type, layer: layers.Layer) ->
     return _call(code(call.func), [code(first), *args], keywords)
 
 
-def make_activation(code: Code, call: ast.Call, kind: type) -> ast.expr:
+def make_activation(
+    code: Code, call: ast.Call, kind: type, activation: layers.Activation
+) -> ast.expr:
     """Returns the code for a function that stands for a layer without arrays."""
-    name, names, defaults = layers.ACTIVATIONS[kind]
+    name, names, defaults = activation
     by_name = {str(key.arg): key.value for key in call.keywords}
     given = layers.signature_of(kind).bind_partial(None, *call.args, **by_name).arguments
     keywords = {key: expr(default) for key, default in defaults.items()}

@@ -1,0 +1,127 @@
+"""Frameworks that models of PyTorch are transcribed for.
+
+`Target` is what a file has in place of PyTorch's layers, arrays and random numbers; `flax/` and
+`equinox/` have one each. What their files have in common is here:
+
+layers         the rows of the tables of layers
+constructions  calls of layers' constructors
+functions      functions of arrays, and initializers; files take them
+pools          windows and edges of images and sequences
+idioms         operations with the sizes of the source
+derivatives    operations with a derivative of their own
+rows           rows that are picked by values
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fmapper.translation import expr, literal
+
+if TYPE_CHECKING:
+    from fmapper_adapters.jax.libraries import JaxDialect
+    from fmapper_translate.files import File
+    from fmapper_translate.functions import Function
+    from fmapper_translate.targets.layers import Layers
+
+
+class Target(ABC):
+    """Counterparts of PyTorch's layers, arrays and random numbers in a file.
+
+    Attributes:
+        name: The framework.
+        title: Its name in prose.
+        module: The class of its modules.
+        mode: The attribute of modules that says that they are in evaluation.
+        random: The parameter of constructors that random numbers come from.
+        initializers: The module of its initializers.
+        walk: The function that yields all modules in one, with their paths.
+        layers: The table of layers.
+        helpers: The modules whose definitions a file takes along.
+        library: The module with the counterparts of a library's infrastructure.
+        imports: Names -> the statements that import them.
+        dialect: The printers of operations.
+        loading: The functions that every file has.
+        arrays: Kinds of arrays -> their code in a constructor.
+        option: The code that gives a parameter `{0}` an option `{1}` of the value `{2}`.
+        new_part: The code for a module in the place of a setting that was None.
+        plain_list: The code for a list of modules that have their names elsewhere.
+        no_part: The code for a module without a class.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    module: ClassVar[str]
+    mode: ClassVar[str]
+    random: ClassVar[str]
+    initializers: ClassVar[str]
+    walk: ClassVar[str]
+    layers: ClassVar[Layers]
+    helpers: ClassVar[Sequence[types.ModuleType]]
+    library: ClassVar[types.ModuleType]
+    imports: ClassVar[Mapping[str, str]]
+    dialect: ClassVar[type[JaxDialect]]
+    loading: ClassVar[Sequence[Callable[..., Any]]]
+    arrays: ClassVar[Mapping[str, str]]
+    option: ClassVar[str] = ""
+    new_part: ClassVar[str] = "{0}"
+    plain_list: ClassVar[str] = "{0}"
+    no_part: ClassVar[str] = ""
+
+    @abstractmethod
+    def source(self) -> ast.keyword:
+        """Returns the random numbers that a constructor of a layer is given."""
+
+    @abstractmethod
+    def parameter(self, function: Function, *, constructs: bool) -> ast.arg:
+        """Returns the parameter of a function for random numbers."""
+
+    @abstractmethod
+    def frame(self, file: File, function: Function, body: list[str]) -> list[str]:
+        """Returns the lines of a function with what keeps random numbers and modes."""
+
+    @abstractmethod
+    def key(self, file: File, function: Function) -> ast.expr:
+        """Returns the code for a random key when a model is called."""
+
+    @abstractmethod
+    def noise(self, file: File, function: Function, callee: Any) -> list[ast.keyword]:
+        """Returns the random numbers that a call of a module or function is given, if any."""
+
+    @abstractmethod
+    def dropout(self, file: File, function: Function, *given: ast.expr) -> ast.expr:
+        """Returns the code for dropout of an array, at a rate, in training or not."""
+
+    @abstractmethod
+    def read(self, array: ast.expr, value: Any, *, constructs: bool) -> ast.expr:
+        """Returns the code for the value of an array of a module."""
+
+    @abstractmethod
+    def write(
+        self, file: File, function: Function, array: ast.expr, value: ast.expr, sign: str = ""
+    ) -> str:
+        """Returns the statement that gives an array of a module a value, or changes it by one."""
+
+    @abstractmethod
+    def initialize(self, array: ast.expr, initializer: ast.expr) -> str:
+        """Returns the statement that gives an array of a module first values."""
+
+    @abstractmethod
+    def fields(self, file: File, cls: type) -> list[str]:
+        """Returns the declarations of a class's attributes."""
+
+    @abstractmethod
+    def open(self, net: types.ModuleType, name: str, weights: Mapping[str, Any]) -> Any:
+        """Returns a file's model in evaluation: its arrays, and the function that takes them."""
+
+    def draw(self) -> ast.expr:
+        """Returns the code for a random key when a model is made."""
+        return literal(self.source().value)
+
+    def array(self, kind: str, *codes: ast.expr) -> ast.expr:
+        """Returns the code for an array of a module in a constructor; see `arrays`."""
+        return expr(self.arrays[kind], *codes)

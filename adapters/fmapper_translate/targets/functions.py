@@ -1,0 +1,101 @@
+"""Functions of arrays, and initializers, that files take along.
+
+A file takes the source of those that it names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def ntuple(size: Any, count: int) -> tuple[Any, ...]:
+    """Returns a size for each dimension, where one may stand for all."""
+    return (size,) * count if isinstance(size, int | float) else tuple(size)
+
+
+def batch_norm(x, eps, weight=None, bias=None, mean=None, var=None):
+    """Normalises the channels, which come second, by statistics that are given or their own."""
+    axes, shape = (0, *range(2, x.ndim)), (-1, *(1,) * (x.ndim - 2))
+    mean = x.mean(axes) if mean is None else mean
+    var = x.var(axes) if var is None else var
+    y = (x - mean.reshape(shape)) * jax.lax.rsqrt(var + eps).reshape(shape)
+    y = y if weight is None else y * weight.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)
+
+
+def interpolate(x, size=None, scale_factor=None, mode="nearest", align_corners=None):
+    """Resizes the dimensions behind the channels, as PyTorch does."""
+    if mode not in ("nearest", "linear", "bilinear", "trilinear"):
+        raise ValueError(f"interpolation of the mode {mode}")
+    rank = x.ndim - 2
+    factors = ntuple(scale_factor, rank) if size is None else (None,) * rank
+    sizes = ntuple(size, rank) if size is not None else x.shape[2:]
+    for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
+        old, count = x.shape[axis], new if factor is None else int(new * factor)
+        step = old / count if factor is None else 1 / factor
+        at = jnp.arange(count)
+        if mode == "nearest":
+            x = jnp.take(x, jnp.minimum((at * step).astype(int), old - 1), axis=axis)
+            continue
+        if align_corners:
+            place = at * ((old - 1) / max(count - 1, 1))
+        else:
+            place = jnp.maximum((at + 0.5) * step - 0.5, 0)
+        low = jnp.minimum(place.astype(int), old - 1)
+        weight = (place - low).reshape(-1, *(1,) * (x.ndim - axis - 1))
+        below, above = (jnp.take(x, i, axis=axis) for i in (low, jnp.minimum(low + 1, old - 1)))
+        x = below * (1 - weight) + above * weight
+    return x
+
+
+def flatten(x, start, end):
+    """Makes one dimension of several, from one to another."""
+    return x.reshape(*x.shape[:start], -1, *x.shape[end % x.ndim + 1 :])
+
+
+def expand(x, sizes):
+    """Repeats an array along dimensions of 1; those of -1 stay."""
+    shape = (1,) * (len(sizes) - x.ndim) + x.shape
+    pairs = zip(sizes, shape, strict=True)
+    return jnp.broadcast_to(x, tuple(old if new == -1 else new for new, old in pairs))
+
+
+def not_written(*_args, **_options):
+    """Raises for the side of a condition that the file does not have."""
+    raise NotImplementedError("the source does something else here, which no example has shown")
+
+
+def nested_tuple(array):
+    """Returns an array of NumPy as tuples, which a module can keep as a setting."""
+    return tuple(map(nested_tuple, array)) if array.ndim else array.item()
+
+
+def uniform_init(low, high):
+    """Returns an initializer that draws uniformly from an interval."""
+
+    def init(key, shape, dtype=jnp.float32):
+        return jax.random.uniform(key, shape, dtype, low, high)
+
+    return init
+
+
+def normal_init(mean, std):
+    """Returns an initializer that draws from a normal distribution."""
+
+    def init(key, shape, dtype=jnp.float32):
+        return mean + std * jax.random.normal(key, shape, dtype)
+
+    return init
+
+
+def trunc_normal_init(mean=0.0, std=1.0, a=-2.0, b=2.0):
+    """Returns an initializer that draws from a normal distribution between a and b."""
+
+    def init(key, shape, dtype=jnp.float32):
+        low, high = (a - mean) / std, (b - mean) / std
+        return mean + std * jax.random.truncated_normal(key, low, high, shape, dtype)
+
+    return init

@@ -1,0 +1,127 @@
+"""Tables of layers: PyTorch's classes, and what a file has in their place."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+Order = tuple[int, ...] | None
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The counterpart of a class of PyTorch.
+
+    Attributes:
+        name: The class, as the file names it.
+        names: Parameters of PyTorch's constructor -> those of this one; None for the same ones.
+        defaults: Keywords of this one -> their code where PyTorch's are not given.
+        attributes: PyTorch's attributes -> those of this one.
+        by_place: How many arguments are given by position, where `names` says which.
+        takes_rngs: Whether its constructor takes random numbers.
+        is_one_number: Parameters that are one number, where PyTorch may be given a tuple of one.
+        arrays: Its variables -> PyTorch's names, and the order of the dimensions, where they
+            differ.
+    """
+
+    name: str
+    names: Mapping[str, str] | None = None
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    by_place: int = 1
+    takes_rngs: bool = True
+    is_one_number: frozenset[str] = frozenset()
+    arrays: Mapping[str, tuple[str, Order]] = field(default_factory=dict)
+
+    def variable(self, name: str) -> tuple[str, Order]:
+        """Returns its variable for an array of PyTorch's layer, and the order of its dimensions."""
+        names = {theirs: (key, order) for key, (theirs, order) in self.arrays.items()}
+        return names.get(name, (name, None))
+
+    def first(self, count: int) -> tuple[str, ...]:
+        """Returns the names of the first parameters."""
+        return tuple((self.names or {}).values())[:count]
+
+
+# A function, PyTorch's arguments -> its keywords, and keywords that are always there -> their code.
+Activation = tuple[str, Mapping[str, str], Mapping[str, str]]
+
+
+class Layers:
+    """The table of layers of a target.
+
+    Args:
+        rows: Classes of PyTorch -> their counterparts.
+        activations: Classes without arrays -> functions.
+        functions: Functions of PyTorch -> those of files.
+        modules: The modules that files take layers from; `source_arrays` of a class says how
+            PyTorch calls its arrays, where that differs.
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[type, Layer],
+        activations: Mapping[type, Activation],
+        functions: Mapping[Any, str],
+        modules: Sequence[types.ModuleType],
+    ) -> None:
+        self._space = {name: value for module in modules for name, value in vars(module).items()}
+        self.rows = {
+            cls: replace(row, arrays=getattr(self._space.get(row.name), "source_arrays", NONE))
+            for cls, row in rows.items()
+        }
+        self.activations = activations
+        self.functions = functions
+
+    def layer_of(self, cls: Any) -> Layer | None:
+        """Returns what stands for a class; None for a class of the model's own."""
+        if isinstance(cls, type) and cls.__module__ == "einops.layers.torch":
+            return Layer(cls.__name__, takes_rngs=False) if cls.__name__ in self._space else None
+        return self.rows.get(cls) if isinstance(cls, type) else None
+
+    def base_of(self, cls: type) -> Layer | None:
+        """Returns what stands for the first of a class and its bases for which something does."""
+        return next((self.rows[base] for base in cls.__mro__ if base in self.rows), None)
+
+    def classes_of(self, cls: type) -> list[type]:
+        """Returns a class and its bases without those that are PyTorch's and have a counterpart."""
+        is_counterpart = self.base_of(cls) is not None or cls in self.activations
+        return [
+            base for base in cls.__mro__
+            if not is_library_module(base) or not (is_counterpart or base is nn.Module)
+        ]  # fmt: skip
+
+    def is_forward(self, method: Any) -> bool:
+        """Returns whether something is the `forward` of a layer's class, bound or not."""
+        function = getattr(method, "__func__", method)
+        return function is not None and any(
+            function is getattr(cls, "forward", None) for cls in self.rows
+        )
+
+
+WORDS = {"approximate": {"none": False, "tanh": True}}  # of PyTorch -> what they are here
+IGNORED = frozenset({"inplace", "device", "dtype", "track_running_stats", "requires_grad"})
+
+
+def says_bias(module: Any) -> bool:
+    """Returns whether a module is a layer whose counterpart says whether it has a bias."""
+    kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d
+    return isinstance(module, kinds)
+
+
+def is_library_module(cls: Any) -> bool:
+    """Returns whether a class is a module of PyTorch itself."""
+    is_module = isinstance(cls, type) and issubclass(cls, nn.Module)
+    return is_module and cls.__module__.partition(".")[0] == "torch"
+
+
+def signature_of(cls: type) -> inspect.Signature:
+    """Returns the parameters of a class of PyTorch."""
+    return inspect.signature(cls.__init__ if cls is not nn.Parameter else cls.__new__)  # type: ignore[misc]
