@@ -26,7 +26,7 @@ def read(expressions: Expressions, base: ast.expr, owner: nn.Module, name: str) 
         name: The array's name in PyTorch.
     """
     target = expressions.file.target
-    layer = target.layers.base_of(type(owner))
+    layer = expressions.file.layer_of(owner)
     key, order = layer.variable(name) if layer is not None else (name, None)
     constructs = expressions.file.constructs(expressions.function)
     array = target.read(expr(f"{{0}}.{key}", base), getattr(owner, name), constructs=constructs)
@@ -59,7 +59,9 @@ def variable(expressions: Expressions, node: ast.expr) -> ast.expr:
             owners = [event.parts[value].value for event in events if value in event.parts]
             if not all(isinstance(item, nn.Module) for item in owners):
                 raise NotTranscribed("it is an array of no module")
-            kinds = (expressions.file.layers.base_of(type(owner)) for owner in owners)
+            file = expressions.file
+            kinds = [file.layers.base_of(type(owner)) for owner in owners]  # before they are tied
+            kinds += map(file.layer_of, owners)
             keys = {layer.variable(name)[0] if layer is not None else name for layer in kinds}
             base = expressions.code(value)
             if len(keys) != 1 and name != "bias":  # which all layers call so
@@ -137,21 +139,36 @@ def is_array(expressions: Expressions, node: ast.expr) -> bool:
     return True
 
 
-def tie(expressions: Expressions, target: ast.Attribute, value: ast.expr) -> bool:
-    """Notes that a layer and an embedding have one matrix; the layer then is that table's."""
-    owners = expressions.values(target.value)
-    other = value.value if isinstance(value, ast.Attribute) else None
-    others = expressions.values(other) if other is not None else []
-    if len(owners) == 0 or len(others) == 0 or other is None:
-        return False
-    pairs = [(owners[-1], target.value), (others[-1], other)]
-    tables = [(item, node) for item, node in pairs if isinstance(item, nn.Embedding)]
-    linears = [item for item, _ in pairs if isinstance(item, nn.Linear) and item.bias is None]
-    if len(tables) != 1 or len(linears) != 1:
-        return False
-    table = text(expressions.code(tables[0][1]))
-    expressions.file.tie(linears[0], expressions.function, table)
-    return True
+def tie(expressions: Expressions, target: ast.expr, value: ast.expr) -> list[str] | None:
+    """Returns the statement that gives a linear layer and an embedding one matrix.
+
+    There is none if the layer has no bias and is the function's object's own: it is left out, and
+    its calls are the embedding's `attend`. None if this is another assignment.
+    """
+    match target, value:
+        case ast.Attribute(one, "weight"), ast.Attribute(other, "weight"):
+            parts = [expressions.values(node) for node in (one, other)]
+        case _:
+            return None
+    if not all(parts):
+        return None
+    linear, table = parts[0][-1], parts[1][-1]
+    nodes = [one, other]
+    if isinstance(linear, nn.Embedding):
+        linear, table = table, linear
+        nodes.reverse()
+    if not isinstance(linear, nn.Linear) or not isinstance(table, nn.Embedding):
+        return None
+    codes = [text(expressions.code(node)) for node in nodes]
+    is_own = isinstance(nodes[0], ast.Attribute) and isinstance(nodes[0].value, ast.Name)
+    statements = expressions.function.tree.body
+    is_always = any(getattr(item, "value", None) is value for item in statements)
+    if linear.bias is None and is_own and is_always:
+        expressions.file.tie(linear, expressions.function, codes[1])
+        return []
+    expressions.file.tie(linear)
+    given = codes if nodes[0] is one else codes[::-1]
+    return [f"tie({', '.join(given)})"]
 
 
 def share(expressions: Expressions, target: ast.Attribute, value: ast.expr) -> str:
@@ -161,7 +178,7 @@ def share(expressions: Expressions, target: ast.Attribute, value: ast.expr) -> s
         NotTranscribed: They have it in other layouts.
     """
     owners = expressions.values(target.value)
-    layer = expressions.file.layers.base_of(type(owners[-1])) if owners else None
+    layer = expressions.file.layer_of(owners[-1]) if owners else None
     key, axes = layer.variable(target.attr) if layer is not None else (target.attr, None)
     if axes != _order_in_its_layer(expressions, value):
         raise NotTranscribed("both have other layouts")
@@ -172,7 +189,7 @@ def share(expressions: Expressions, target: ast.Attribute, value: ast.expr) -> s
 def _order_in_its_layer(expressions: Expressions, node: ast.expr) -> layers.Order:
     """Returns the order of an array in its layer; tied to another one it may have that of both."""
     owners = expressions.values(node.value) if isinstance(node, ast.Attribute) else []
-    layer = expressions.file.layers.base_of(type(owners[-1])) if owners else None
+    layer = expressions.file.layer_of(owners[-1]) if owners else None
     if layer is None or not isinstance(node, ast.Attribute):
         return order(expressions, node)
     return layer.variable(node.attr)[1]

@@ -99,10 +99,13 @@ class _Body:
         tensors = {key: functools.partial(expr, name) for key, name in self._names.items()}
         if isinstance(owner, nn.Module):
             for name, value in [*owner._parameters.items(), *owner._buffers.items()]:
-                code = functools.partial(
-                    self._file.target.read, expr(f"self.{name}"), value, constructs=False
-                )
-                tensors.setdefault(id(value), code)
+                layer = self._file.layer_of(owner)
+                key, order = layer.variable(name) if layer is not None else (name, None)
+                if order is None:
+                    code = functools.partial(
+                        self._file.target.read, expr(f"self.{key}"), value, constructs=False
+                    )
+                    tensors.setdefault(id(value), code)
         return tensors
 
     def _key(self) -> ast.expr:

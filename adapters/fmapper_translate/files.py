@@ -208,9 +208,27 @@ class File(walk.File):
             raise NotTranscribed("it is an array of no module")
         return self._orders[id(array)]
 
-    def tie(self, linear: nn.Module, function: Function, table: str) -> None:
-        """Notes that a linear layer has the matrix of an embedding."""
-        self._tied[id(linear)] = (function.owner, table)
+    def tie(self, linear: nn.Module, function: Function | None = None, table: str = "") -> None:
+        """Notes that a linear layer has the matrix of an embedding.
+
+        Args:
+            linear: The layer.
+            function: The constructor of what calls the embedding instead, if the layer is left out.
+            table: The code for the embedding there.
+
+        Raises:
+            NotTranscribed: A layer that is not left out cannot have it.
+        """
+        if function is None:
+            if self.layers.tied is None:
+                raise NotTranscribed("both have other layouts")
+            self._orders[id(linear.weight)] = None
+        self._tied[id(linear)] = (function and function.owner, table)
+
+    def layer_of(self, module: nn.Module) -> layers.Layer | None:
+        """Returns what stands for a module, or for a base of its class."""
+        is_tied = self._tied.get(id(module), (None, "-")) == (None, "")
+        return self.layers.tied if is_tied else self.layers.base_of(type(module))
 
     def tied_table(self, module: nn.Module, function: Function) -> str:
         """Returns the code for the embedding whose matrix a layer has; empty without one."""
@@ -324,7 +342,7 @@ class File(walk.File):
         """Returns the names of arrays that the file's model has only under another name."""
         arrays = dict(self.model.named_parameters(remove_duplicate=False))
         tied = {f"{name}.weight" for name, part in self.model.named_modules()
-                if id(part) in self._tied}  # fmt: skip
+                if self._tied.get(id(part), (None, ""))[1]}  # fmt: skip
         return {
             name: next(n for n, x in arrays.items() if x is arrays[name] and n not in tied)
             for name in sorted(tied)

@@ -145,8 +145,9 @@ class Statements(walk.Statements):
                 yield self._option(array, ast.Constant(name), self.code(value))
                 return
         if isinstance(target, ast.Attribute) and arrays.is_array(self.expressions, value):
-            if not arrays.tie(self.expressions, target, value):
-                yield arrays.share(self.expressions, target, value)
+            tied = arrays.tie(self.expressions, target, value)
+            shared = arrays.share(self.expressions, target, value) if tied is None else ""
+            yield from [shared] if tied is None else tied
             return
         values = self.expressions.values(value)
         if values and all(self._file.tied_table(item, self._function) for item in values):
@@ -262,11 +263,10 @@ class Statements(walk.Statements):
             yield from self._buffer(call)
         elif name in _SETTERS and isinstance(func, ast.Attribute):
             owner, *codes = [text(self.code(item)) for item in (func.value, *call.args)]
-            is_named = any(
-                isinstance(x, nn.Sequential) for x in self.expressions.values(func.value)
-            )
-            begin = f"{owner}.add_module(" if is_named else f"setattr({owner}, "
-            yield f"{begin}{', '.join(codes)})"
+            kinds = {*map(type, self.expressions.values(func.value))}
+            named = f"{owner}.add_module(" if nn.Sequential in kinds else f"setattr({owner}, "
+            is_list = kinds == {nn.ModuleList}  # whose next place is the name
+            yield f"{owner}.append({codes[1]})" if is_list else f"{named}{', '.join(codes)})"
         elif callee is print or library.is_message(callee) or name in _WITHOUT_EFFECT:
             return
         elif callee is setattr and any(

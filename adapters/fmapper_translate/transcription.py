@@ -294,7 +294,7 @@ def _from_torch(
         settings["gives_initial_values"] = False
         file = File(recording, twin, target, **settings)
         code, example = file.write(title, args, kwargs, differ)
-    rules = _rules_of(twin, target, file.tied_names())
+    rules = _rules_of(twin, file)
     return Transcription(
         format_code(code), cls.__name__, example, weights, aliases, file.fallen, rules,
         target.name, only_evaluation,
@@ -328,11 +328,12 @@ def _are_equal(call: Callable[[nn.Module], object], model: nn.Module, other: nn.
     return is_same and len(ours) == len(theirs)
 
 
-def _rules_of(model: nn.Module, target: Target, tied: Mapping[str, str]) -> Rules:
+def _rules_of(model: nn.Module, file: File) -> Rules:
     """Returns the rules from a state dict to the state of the file's model."""
     places: dict[str, tuple[str, layers.Order]] = {}
+    tied = file.tied_names()
     for path, part in model.named_modules(remove_duplicate=False):
-        layer = target.layers.base_of(type(part))
+        layer = file.layer_of(part)
         for name in [*part._parameters, *part._buffers]:
             key, order = layer.variable(name) if layer is not None else (name, None)
             prefix = f"{path}." if path else ""

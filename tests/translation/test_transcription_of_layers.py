@@ -111,3 +111,56 @@ class Thawed(nn.Module):
 def test_training_what_was_frozen_is_refused():
     with pytest.raises(NotTranscribed, match="trained again"):
         transcribe(Thawed(), (torch.ones(1, 2),))
+
+
+class Words(nn.Module):
+    def __init__(self, is_tied=True):
+        super().__init__()
+        self.embed = nn.Embedding(6, 8)
+        self.head = nn.Module()
+        self.head.norm = nn.LayerNorm(8)
+        self.head.decoder = nn.Linear(8, 6)
+        if is_tied:
+            self.head.decoder.weight = self.embed.weight
+        nn.init.uniform_(self.head.decoder.weight, -0.5, 0.5)
+
+    def forward(self, ids):
+        return self.head.decoder(self.head.norm(self.embed(ids)))
+
+
+def test_linear_layers_with_a_bias_share_the_matrix_of_an_embedding():
+    torch.manual_seed(0)
+    source, ids = Words(), torch.randint(0, 6, (2, 4))
+    made = transcribe(source, (ids,), ((), {}))
+    assert "        tie(self.head.decoder, self.embed)\n" in made.code
+    model = model_of(made, source)
+    result = source(ids)
+    assert jnp.allclose(model(ids.numpy()), result.detach().numpy(), atol=1e-5)
+    result.square().sum().backward()
+    gradient = nnx.grad(lambda model: (model(ids.numpy()) ** 2).sum())(model)
+    ours = gradient["embed"]["embedding"][...]
+    assert jnp.allclose(ours, source.embed.weight.grad.numpy(), atol=1e-4)
+    state = made.rules.apply({name: x.numpy() for name, x in source.state_dict().items()})
+    assert state["head.decoder.embedding"].shape == state["embed.embedding"].shape
+    space = {}
+    exec(made.code, space)
+    apart = space["Words"](is_tied=False, rngs=nnx.Rngs(0))
+    assert apart.head.decoder.kernel.shape == (8, 6)
+
+
+class Reversed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(50, 4), nn.Linear(4, 50)
+        self.embed.weight = self.head.weight
+
+    def forward(self, ids):
+        return self.head(self.embed(ids))
+
+
+def test_embeddings_that_take_the_matrix_of_a_layer_begin_with_its_values():
+    made = transcribe(Reversed().eval(), (torch.tensor([[0, 1]]),), ((), {}))
+    space = {}
+    exec(made.code, space)
+    model = space["Reversed"](rngs=nnx.Rngs(0))
+    assert abs(model.embed.embedding[...]).max() <= 0.5

@@ -32,6 +32,26 @@ class Linear(nnx.Linear):
         )
 
 
+class TiedLinear(Linear):
+    """A linear layer with the matrix of an embedding."""
+
+    source_arrays = {"embedding": ("weight", None)}  # type: ignore[dict-item]
+
+    def __call__(self, x):
+        y = x @ self.embedding[...].T
+        return y if self.bias is None else y + self.bias[...]
+
+
+def tie(target, source):
+    """Gives a linear layer and an embedding one matrix, that of the source."""
+    linear, table = (target, source) if isinstance(target, nnx.Linear) else (source, target)
+    if linear is source:
+        table.embedding[...] = linear.kernel[...].T
+    del linear.kernel
+    linear.embedding = table.embedding
+    object.__setattr__(linear, "__class__", TiedLinear)
+
+
 class Embedding(nnx.Embed):
     """A table of vectors with PyTorch's arguments and initial values."""
 

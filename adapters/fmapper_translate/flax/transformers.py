@@ -61,7 +61,7 @@ class PreTrainedModel(nnx.Module):
         std = next((getattr(self.config, name) for name in fields if hasattr(self.config, name)), 0)
         names = " ".join(kind.__name__ for kind in type(module).__mro__)
         if isinstance(module, nnx.Linear | nnx.Conv | nnx.ConvTranspose):
-            initialize(module.kernel, nnx.initializers.normal(std or 0.02), rngs)
+            initialize(array_of(module, "weight"), nnx.initializers.normal(std or 0.02), rngs)
             if module.bias is not None:
                 module.bias[...] = jnp.zeros_like(module.bias)
         elif isinstance(module, nnx.Embed):

@@ -30,7 +30,9 @@ _COUNTERPARTS = {
     "modeling_utils": {"PreTrainedModel": "PreTrainedModel"},
     "modeling_layers": {"GradientCheckpointingLayer": "nnx.Module"},
     "utils.generic": {"ModelOutput": "ModelOutput"},
-    "activations": {"ACT2FN": "ACT2FN", "get_activation": "get_activation"},
+    "activations": {
+        "ACT2FN": "ACT2FN", "get_activation": "get_activation", "gelu": "get_activation('gelu')",
+    },
     "masking_utils": {
         name: name
         for name in (
@@ -124,6 +126,12 @@ def is_config_class(cls: type) -> bool:
     """Returns whether a class is one of configurations of a library."""
     module = sys.modules.get(f"{_LIBRARY}.configuration_utils")
     return module is not None and issubclass(cls, module.PreTrainedConfig)
+
+
+def ties(part: nn.Module) -> bool:
+    """Returns whether a part is a model of a library, which ties its arrays when it is complete."""
+    module = sys.modules.get(f"{_LIBRARY}.modeling_utils")
+    return module is not None and isinstance(part, module.PreTrainedModel)
 
 
 def is_record(cls: type) -> bool:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from fmapper_translate.libraries import infrastructure as library
+
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions
 
@@ -16,16 +18,20 @@ def tie_arrays(expressions: Expressions, call: ast.Call) -> Iterator[str]:
     """Prints the sharing of arrays between parts of a module, as its `post_init` has tied them."""
     assert isinstance(call.func, ast.Attribute)
     owner = expressions.values(call.func.value)[-1]
+    models = [f"{path}." for path, part in owner.named_modules() if path and library.ties(part)]
     first: dict[int, str] = {}
     for name, array in owner.named_parameters(remove_duplicate=False):
         other = first.setdefault(id(array), name)
-        if name.partition(".")[0] != other.partition(".")[0]:
+        has_tied = any(name.startswith(path) and other.startswith(path) for path in models)
+        if name != other and not has_tied:  # which a model within has
             yield from _share(expressions, owner, name, other)
 
 
 def _share(expressions: Expressions, owner: nn.Module, name: str, other: str) -> Iterator[str]:
     (path, _, key), (source, _, source_key) = name.rpartition("."), other.rpartition(".")
     target, origin = owner.get_submodule(path), owner.get_submodule(source)
+    if target is origin:
+        return
     kinds = [expressions.file.layers.base_of(type(item)) for item in (target, origin)]
     variables = [
         layer.variable(item) if layer is not None else (item, None)
@@ -34,7 +40,11 @@ def _share(expressions: Expressions, owner: nn.Module, name: str, other: str) ->
     if variables[0][1] == variables[1][1]:
         yield f"{_place(path)}.{variables[0][0]} = {_place(source)}.{variables[1][0]}"
     elif isinstance(target, nn.Linear) and isinstance(origin, nn.Embedding):
-        expressions.file.tie(target, expressions.function, _place(source))
+        if target.bias is None and "." not in path:
+            expressions.file.tie(target, expressions.function, _place(source))
+            return
+        expressions.file.tie(target)
+        yield f"tie({_place(path)}, {_place(source)})"
 
 
 def _place(path: str) -> str:

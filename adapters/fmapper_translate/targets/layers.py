@@ -63,6 +63,9 @@ class Layers:
         functions: Functions of PyTorch -> those of files.
         modules: The modules that files take layers from; `source_arrays` of a class says how
             PyTorch calls its arrays, where that differs.
+
+    Attributes:
+        tied: A linear layer with the matrix of an embedding, if files may have one.
     """
 
     def __init__(
@@ -73,12 +76,14 @@ class Layers:
         modules: Sequence[types.ModuleType],
     ) -> None:
         self._space = {name: value for module in modules for name, value in vars(module).items()}
-        self.rows = {
-            cls: replace(row, arrays=getattr(self._space.get(row.name), "source_arrays", NONE))
-            for cls, row in rows.items()
-        }
+        self.rows = {cls: self._complete(row) for cls, row in rows.items()}
+        tied = "TiedLinear"
+        self.tied = self._complete(Layer(tied)) if tied in self._space else None
         self.activations = activations
         self.functions = functions
+
+    def _complete(self, row: Layer) -> Layer:
+        return replace(row, arrays=getattr(self._space.get(row.name), "source_arrays", NONE))
 
     def layer_of(self, cls: Any) -> Layer | None:
         """Returns what stands for a class; None for a class of the model's own."""

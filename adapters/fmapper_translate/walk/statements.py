@@ -231,6 +231,8 @@ class Statements:
             case ast.Raise(ast.expr() as error):
                 cause = f" from {node.cause.id}" if isinstance(node.cause, ast.Name) else ""
                 yield f"raise {text(self._error(error))}{cause}"
+            case ast.AnnAssign(value=None):
+                return
             case ast.Raise() | ast.Pass() | ast.Break() | ast.Continue() | ast.Nonlocal():
                 yield ast.unparse(node)
             case ast.Delete(targets) if all(isinstance(item, ast.Name) for item in targets):
