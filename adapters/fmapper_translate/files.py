@@ -223,7 +223,7 @@ class File(walk.File):
             if self.layers.tied is None:
                 raise NotTranscribed("both have other layouts")
             self._orders[id(linear.weight)] = None
-        self._tied[id(linear)] = (function and function.owner, table)
+        self._tied[id(linear)] = (None if function is None else function.owner, table)
 
     def layer_of(self, module: nn.Module) -> layers.Layer | None:
         """Returns what stands for a module, or for a base of its class."""
