@@ -264,7 +264,8 @@ def _from_torch(
             if not _are_equal(functools.partial(_call, *one), model, make(*found)):
                 raise NotTranscribed(
                     f"{cls.__name__}: a model that is made with the arguments found for it, "
-                    f"{', '.join(kwargs)}, gives something else. Give `arguments`"
+                    f"{', '.join(kwargs)}, gives something else. Give `arguments`, or have its "
+                    "constructor keep them as attributes of these names"
                 )
     if isinstance(inputs, tuple):
         other = of_other_sizes(examples[0], functools.partial(_takes, model))

@@ -25,6 +25,7 @@ from fmapper.programs.steps import (
 from fmapper.progress import step
 from fmapper.translation.constructors.ties import with_called_names
 from fmapper.translation.proof import HalfPrecisionError, prove
+from fmapper.translation.reading.helpers import add_to_docstring
 from fmapper.verification.models.owners import (
     family_of,
     inputs_for,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fmapper.translation.source_file import Source
     from fmapper.verification.files.proof import Proof
 
+_BY_OPERATIONS = "Written by its operations, not in the words of its source"
 _HALVES = ("bfloat16", "float16")
 
 
@@ -60,7 +62,7 @@ def source(
     Models of torch for `flax`, and those of NNX for `torch`, are written in the words of their
     source: its constructors, conditions and loops, for both modes, and the results of each function
     in evaluation are compared with the model's. Where that is not possible, and all others, from
-    the operations of a call.
+    the operations of a call; the file's docstring then says what was not possible.
 
     Args:
         model: What `convert(..., structure=True)` has given; or a model to be translated.
@@ -93,10 +95,29 @@ def source(
                 "example_inputs) writes one."
             )
         return format_code(known.code)
+    reason = ""
     if not scan and isinstance(dynamic_shapes, str) and dynamic_shapes == "auto":
-        with contextlib.suppress(ConversionError):
-            write = transcribe_proved if train else transcribe
+        write = transcribe_proved if train else transcribe
+        try:
             return write(model, to, example_inputs, example_kwargs)[0].whole
+        except OtherPairError:
+            pass
+        except ConversionError as error:
+            reason = f"{_BY_OPERATIONS}: {error}"
+    code = _write_operations(model, to, example_inputs, example_kwargs, dynamic_shapes, train, scan)
+    return add_to_docstring(code, reason) if reason else code
+
+
+def _write_operations(
+    model: Any,
+    to: str,
+    example_inputs: Any,
+    example_kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    train: bool,
+    scan: bool,
+) -> str:
+    """Returns the file from the recorded operations of a model."""
     given = (example_inputs, example_kwargs or {}, dynamic_shapes, train)
     recorded: dict[bool, Program] = {}
     differs: Any = None
@@ -186,6 +207,10 @@ class Transcription(Protocol):
         """Functions that are written by their operations -> the reason."""
 
 
+class OtherPairError(ConversionError):
+    """Models of this framework are not transcribed for this target."""
+
+
 def transcribe_proved(
     model: Any, to: str, args: Any, kwargs: Mapping[str, Any] | None
 ) -> tuple[Transcription, Proof]:
@@ -221,7 +246,7 @@ def transcribe(
     target, variant = find_target(to)
     origin = source_of(model)
     if variant or origin is None or isinstance(model, tuple):
-        raise ConversionError(f"{type(model).__name__} is not transcribed for {to}")
+        raise OtherPairError(f"{type(model).__name__} is not transcribed for {to}")
     args = tuple(args) if isinstance(args, tuple | list) else (args,)
     args, kwargs = inputs_for(origin, args, kwargs or {})
     try:

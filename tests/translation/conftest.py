@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fmapper import ConversionError
+from fmapper.translation import source
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -12,7 +12,7 @@ def only_operations(request: pytest.FixtureRequest) -> Iterator[None]:
     """Has `source` and the command transcribe nothing, but in the tests of transcription."""
 
     def refuse(*_: object) -> None:
-        raise ConversionError("these tests look at operations")
+        raise source.OtherPairError("these tests look at operations")
 
     with pytest.MonkeyPatch.context() as patch:
         if "transcri" not in request.path.name:

@@ -1,6 +1,10 @@
 """Constructors in transcribed files: what they were given, and classes that they choose by name."""
 
+import ast
+
 import pytest
+
+import fmapper
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
@@ -87,6 +91,14 @@ class Hidden(nn.Module):
 def test_a_model_whose_arguments_are_unknown_is_refused(kind):
     with pytest.raises(NotTranscribed, match="Give `arguments`"):
         transcribe(kind(shift=3.0), (X,))
+
+
+def test_a_file_that_is_written_by_its_operations_says_why():
+    code = fmapper.source(Hidden(shift=3.0), "flax", (X,))
+    docstring = ast.get_docstring(ast.parse(code))
+    why = "Written by its operations, not in the words of its source: Hidden: a model that is"
+    assert why in docstring.replace("\n", " ")
+    assert "# written" not in code
 
 
 class Scaled(nn.Module):

@@ -51,7 +51,7 @@ def find_arguments(model: nn.Module) -> Arguments:
     if lacking:
         raise NotTranscribed(
             f"{cls.__name__}: the model does not say what {', '.join(lacking)} was. "
-            "Give `arguments`"
+            "Give `arguments`, or have its constructor keep them as attributes of these names"
         )
     return (), arguments
 

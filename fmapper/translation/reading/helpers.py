@@ -30,11 +30,16 @@ def helpers_of(code: str, find: Callable[[str], Helper | None]) -> list[str]:
 
 def print_docstring(title: str, lacks_training: str) -> str:
     """Returns the docstring of a file; says why it is for evaluation alone, if it is."""
-    if not lacks_training:
-        return f'"""{title}"""'
-    lack = f"It is for evaluation alone, without training: {lacks_training}".rstrip(".") + "."
-    lines = textwrap.wrap(lack.replace("\\", "/").replace('"', "'"), 99)
-    return "\n".join([f'"""{title}', "", *lines, '"""'])
+    docstring = f'"""{title}"""'
+    lack = f"It is for evaluation alone, without training: {lacks_training}"
+    return add_to_docstring(docstring, lack) if lacks_training else docstring
+
+
+def add_to_docstring(code: str, words: str) -> str:
+    """Returns a file with a sentence more in its docstring, as a paragraph of its own."""
+    end = code.index('"""', 3)
+    sentence = words.replace("\\", "/").replace('"', "'").rstrip(".") + "."
+    return "\n".join([code[:end].rstrip(), "", *textwrap.wrap(sentence, 99), code[end:]])
 
 
 def print_imports(lines: Iterable[str]) -> str:
