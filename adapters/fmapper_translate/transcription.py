@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,6 @@ from fmapper.verification.files.proof import File as ProvedFile
 from fmapper.verification.files.proof import Proof
 from fmapper.verification.models.owners import source_of, source_of_callable
 from fmapper.verification.models.trial import Trial
-from fmapper_adapters.jax.libraries import train_flags
 from fmapper_adapters.torch.record.modes import mode
 from fmapper_adapters.torch.record.patches.restore import restore_after
 from fmapper_translate.constructors.arguments import find_arguments
@@ -33,6 +33,7 @@ from fmapper_translate.recording import record
 from fmapper_translate.sources.sizes import of_other_sizes
 from fmapper_translate.sources.torch import TorchSource
 from fmapper_translate.targets import Target, layers
+from fmapper_translate.torch.modes import follow_mode
 from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.witness import functions_that_differ
 
@@ -56,6 +57,7 @@ class Transcription:
         target: The framework of the file.
         only_evaluation: Why the file is for evaluation alone, and refuses training; empty if it is
             for both.
+        flags: Arguments of a call that tell the model its mode -> their values in training.
     """
 
     code: str
@@ -67,6 +69,7 @@ class Transcription:
     rules: Rules = field(default_factory=Rules, repr=False)
     target: str = "flax"
     only_evaluation: str = ""
+    flags: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def whole(self) -> str:
@@ -78,6 +81,28 @@ class Transcription:
             f"    return {self.example}\n"
         )
         return format_code(f"{self.code}\n\n{maker}")
+
+    @property
+    def maker(self) -> str:
+        """The function of `whole` that makes the model."""
+        return _MAKER
+
+    def places(
+        self, model: Any, space: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Any, Sequence[int] | None]]:
+        """Yields the name of each array in the source, the array, and its axes there.
+
+        Args:
+            model: A model of the file.
+            space: The names of the file.
+        """
+        for name, held, axes in space["named_arrays"](model):
+            yield name, held.get_raw_value() if self.target == "flax" else held, axes
+
+    def finish(self, model: Any) -> None:
+        """Has a model of the file follow its own mode where a call does not say one."""
+        if self.flags:
+            follow_mode(model, self.flags)  # type: ignore[no-untyped-call]
 
     def prove(
         self,
@@ -115,20 +140,13 @@ class Transcription:
         by_keyword = {
             name: encode(value)
             for name, value in (options or {}).items()
-            if name not in ("rngs", "mutable", "key")
+            if name not in ("rngs", "mutable", "key") and name not in self.flags
         }
         code, maker = self.whole, _MAKER
-        flags = [
-            f"{name!r}: model.training is {is_training}"
-            for name, is_training in train_flags.NAMES.items()
-            if isinstance((options or {}).get(name), bool) and self.target == "torch"
-        ]
-        if flags:  # which a source of JAX is given in its modes
-            hook = f"lambda model, args, kwargs: (args, {{**kwargs, {', '.join(flags)}}})"
+        if self.flags:
             maker = "make_with_flags"
-            code += f"\n\ndef {maker}():\n    model = {_MAKER}()\n"
-            code += f"    model.register_forward_pre_hook({hook}, with_kwargs=True)\n"
-            code += "    return model\n"
+            code += f"\n\nimport inspect\n\n{inspect.getsource(follow_mode)}\n\n"
+            code += f"def {maker}():\n    return follow_mode({_MAKER}(), {self.flags!r})\n"
         weights = {name: np.asarray(value) for name, value in self.weights.items()}
         file = ProvedFile(
             code,
@@ -167,7 +185,8 @@ def transcribe(
 
     Args:
         model: The model: a module of PyTorch for a file for Flax NNX; or a module of NNX or
-            Equinox, or the pair of a module of Linen and its variables, for a file for PyTorch.
+            Equinox, or a bound module of Linen or the pair of one and its variables, for a file for
+            PyTorch.
         inputs: What it is called with, by position; or a list of such, of which each lets other
             sides of conditions run.
         arguments: What its class was given, by position and by keyword; read from the model's
@@ -183,7 +202,7 @@ def transcribe(
     if target not in ((None, *TARGETS) if is_torch else (None, "torch")):
         raise NotTranscribed(
             f"{type(model).__name__} is not a model that is transcribed for {target}: modules of "
-            "PyTorch are for Flax NNX, and those of JAX for PyTorch"
+            "PyTorch are for Flax NNX, and those of NNX, Linen and Equinox for PyTorch"
         )
     if isinstance(model, nn.Module):
         to = _target(target or "flax")
@@ -198,7 +217,7 @@ def transcribe(
                     )
                 except NotTranscribed:
                     raise error from None
-    if isinstance(model, tuple):
+    if isinstance(model, tuple) or _is_bound(model):
         from fmapper_translate.torch.linen.transcription import from_linen
 
         return from_linen(model, inputs, options)
@@ -231,6 +250,12 @@ def _unchanged_random_numbers() -> Iterator[None]:
     finally:
         random.setstate(numbers)
         np.random.set_state(numbers_of_numpy)
+
+
+def _is_bound(model: Any) -> bool:
+    """Returns whether a model is a bound module of Linen."""
+    linen = sys.modules.get("flax.linen")
+    return linen is not None and isinstance(model, linen.Module)
 
 
 def is_of_equinox(model: Any) -> bool:

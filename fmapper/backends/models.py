@@ -235,18 +235,19 @@ class Models(Framework):
             program: The program.
             scan: Whether to write repeated blocks as one block with stacked arrays, in a scan.
             modes: Whether its `evaluation` differs, so that the code branches on the mode.
-
-        Raises:
-            ConversionError: This framework, or something in the program, cannot be written.
         """
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 
     def build(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
-        """Builds a model of the classes that `translate` writes, with the program's arrays.
-
-        Arguments and errors are those of `translate`.
-        """
+        """Builds a model of the classes that `translate` writes, with the program's arrays."""
         raise ConversionError(f"models cannot be written as source code for {self.name}")
+
+    def build_transcribed(self, model: Any, source: Models, *call: Any, **options: Any) -> Any:
+        """Builds a model in the words of its source; see `fmapper.translation`."""
+        raise ConversionError(f"models are not transcribed for {self.name}")
+
+    def finish(self, model: Any, *, trains: bool, reason: str = "") -> None:
+        """Prepares a model of a file for use; without `trains` it refuses to be trained."""
 
     def open_file(
         self, net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool

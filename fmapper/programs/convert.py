@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
 
@@ -147,7 +148,8 @@ def convert(
             by default. None leaves it to `jax.default_matmul_precision`.
         rngs: For Flax, an `nnx.Rngs` that the model keeps.
         structure: For Flax, Equinox and torch, True for a module of the model's own classes with
-            layers of the framework, whose code `fmapper.source` shows. Equinox always needs it.
+            layers of the framework, whose code `fmapper.source` shows; in the words of the source
+            where `source` writes those. Equinox always needs it.
         scan: With `structure=True` for Flax and Equinox, True for repeated blocks as one block with
             stacked arrays, called by a scan.
         fused: For torch, False to run the program's operations one by one, if torch's own softmax,
@@ -245,6 +247,11 @@ def convert_with_arrays(
         return moved
     if not is_target(target):
         raise no_target(to)
+    is_plain = arrays is None and not (modes or specialize or options.get("scan"))
+    if options.get("structure") and is_plain and _leaves_sizes_open(dynamic_shapes):
+        call = example_inputs, example_kwargs or {}
+        with step(f"converting {type(model).__name__} to {to}"), suppress(ConversionError):
+            return target.build_transcribed(model, source, *call, train=train, check=check)
     settings: dict[str, Any] = {"train": train, "check": check, "strict": strict}
     settings["specialize"] = specialize
     settings["parts"] = bool(options.get("structure"))
@@ -303,6 +310,12 @@ def convert_with_arrays(
                     strict=strict, specialize=specialize, modes=True, **options,
                 )  # fmt: skip
     return converted
+
+
+def _leaves_sizes_open(dynamic_shapes: Any) -> bool:
+    """Returns whether nothing is said about which sizes vary, or that all may."""
+    is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
+    return dynamic_shapes is None or is_auto
 
 
 def _modes_of(program: Program, *, is_one: bool) -> list[Program]:

@@ -44,6 +44,7 @@ from fmapper.translation.reading.helpers import (
     print_docstring,
     print_imports,
 )
+from fmapper.translation.reading.structured import build_transcribed
 from fmapper.translation.reading.weights import arrays_from_source, rows_in, source_weights
 from fmapper.translation.scans.derivatives import Derived
 from fmapper.translation.scans.derived_functions import Functions
@@ -79,6 +80,7 @@ __all__ = [
     "arrays_from_source",
     "attribute",
     "attribute_name",
+    "build_transcribed",
     "by_suffix",
     "construct",
     "elements",

@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,10 +59,11 @@ def source(
     which fills it from the model's state dict. It imports neither fmapper nor the framework that
     the model comes from.
 
-    Models of torch for `flax`, and those of NNX for `torch`, are written in the words of their
-    source: its constructors, conditions and loops, for both modes, and the results of each function
-    in evaluation are compared with the model's. Where that is not possible, and all others, from
-    the operations of a call; the file's docstring then says what was not possible.
+    Models of torch for `flax`, and those of NNX, Linen and Equinox for `torch`, are written in the
+    words of their source: its constructors, conditions and loops, for both modes, and the results
+    of each function in evaluation are compared with the model's. Where that is not possible, and
+    all others, from the operations of a call; the file's docstring then says what was not
+    possible.
 
     Args:
         model: What `convert(..., structure=True)` has given; or a model to be translated.
@@ -192,8 +193,24 @@ class Transcription(Protocol):
         """The class of the model in it."""
 
     @property
+    def maker(self) -> str:
+        """The function in it that makes the model."""
+
+    @property
     def weights(self) -> Mapping[str, Any]:
         """The arrays that it loads."""
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Second names of these -> the first."""
+
+    def places(
+        self, model: Any, space: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Any, Sequence[int] | None]]:
+        """Yields the names of arrays in the source, those of a model, and the source's axes."""
+
+    def finish(self, model: Any) -> None:
+        """Has a model of the file follow its own mode where a call does not say one."""
 
     def prove(self, model: Any, inputs: Any, options: Any) -> Proof:
         """Compares its outputs, gradients and five steps with those of the model."""
@@ -235,7 +252,8 @@ def transcribe(
     """Writes a model in the words of its source; returns the file, and the model's own inputs.
 
     Args:
-        model: A model of PyTorch, for a file for Flax NNX; or the other way round.
+        model: A model of PyTorch, for a file for Flax NNX; or of NNX, Linen or Equinox, for one for
+            PyTorch.
         to: The target.
         args: What it is called with, by position.
         kwargs: What it is called with by keyword.
@@ -245,7 +263,9 @@ def transcribe(
     """
     target, variant = find_target(to)
     origin = source_of(model)
-    if variant or origin is None or isinstance(model, tuple):
+    if origin is None and is_dataclass(model):  # a module of Equinox
+        origin = source_of_callable(model, target)
+    if variant or origin is None:
         raise OtherPairError(f"{type(model).__name__} is not transcribed for {to}")
     args = tuple(args) if isinstance(args, tuple | list) else (args,)
     args, kwargs = inputs_for(origin, args, kwargs or {})

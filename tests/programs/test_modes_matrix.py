@@ -185,10 +185,7 @@ CASES = {
     "equinox scan": lambda: (EquinoxScanned(KEY), X, {"key": KEY}),
 }
 # What layers of torch do not do in training.
-UNWRITTEN = {
-    "nnx attention", "nnx by hand", "nnx scan", "linen attention", "linen by hand", "linen scan",
-    "equinox scan",
-}  # fmt: skip
+UNWRITTEN = {"nnx scan", "linen attention", "linen scan", "equinox scan"}
 QUICK = {"nnx attention", "linen norm", "equinox dropout"}
 EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
 
@@ -253,14 +250,13 @@ def test_models_of_written_classes_train_or_refuse_to(name):
     else:
         converted = fmapper.convert(model, "torch", (x,), kwargs, train=True, **options)
         assert converted.training is not name.startswith("linen")
-    given = _of_torch(kwargs) if name == "equinox attention" else {}
     expected, _ = _call_source(model, x, kwargs, train=False)
-    evaluated = converted.eval()(torch.from_numpy(x), **given)
+    evaluated = converted.eval()(torch.from_numpy(x))
     np.testing.assert_allclose(evaluated.detach(), expected, atol=1e-5)
     if name in UNWRITTEN:
         return
     expected, statistics = _call_source(model, x, kwargs, train=True)
-    trained = converted.train()(torch.from_numpy(x), **given)
+    trained = converted.train()(torch.from_numpy(x))
     assert not torch.allclose(trained, evaluated)
     if statistics:
         np.testing.assert_allclose(trained.detach(), expected, atol=1e-5)
@@ -273,7 +269,7 @@ def test_models_of_written_classes_train_or_refuse_to(name):
 def test_files_train_or_refuse_to(name):
     model, x, kwargs = CASES[name]()
     given = (model, "torch", (x,), kwargs)
-    trains = name not in UNWRITTEN or name == "nnx by hand"  # whose source says what it does
+    trains = name not in UNWRITTEN
     if not trains:
         with pytest.raises(fmapper.ConversionError, match="training cannot be written"):
             fmapper.source(*given, train=True)

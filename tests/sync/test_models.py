@@ -76,6 +76,8 @@ def test_a_model_and_its_conversion(name: str, to: str) -> None:
         target = sync()
     wanted = arrays(convert())
     for key, array in arrays(target).items():
+        if "key<" in str(array.dtype):  # of dropout, which the model draws by another generator
+            continue
         np.testing.assert_array_equal(np.asarray(array), np.asarray(wanted[key]), key)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     change(model, 3)

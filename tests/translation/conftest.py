@@ -6,15 +6,17 @@ import pytest
 
 from fmapper.translation import source
 
+_BOTH = ("transcri", "test_way_back", "test_fast_layers")
+
 
 @pytest.fixture(autouse=True, scope="module")
 def only_operations(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Has `source` and the command transcribe nothing, but in the tests of transcription."""
+    """Has nothing transcribed, but in the tests of transcription and of structured models."""
 
     def refuse(*_: object) -> None:
         raise source.OtherPairError("these tests look at operations")
 
     with pytest.MonkeyPatch.context() as patch:
-        if "transcri" not in request.path.name:
+        if not any(name in request.path.name for name in _BOTH):
             patch.setattr("fmapper.translation.source.transcribe", refuse)
         yield

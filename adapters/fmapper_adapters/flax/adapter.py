@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmapper import ConversionError
-from fmapper.backends import Nodes, NodeType, Observation, Packed
+from fmapper.backends import Models, Nodes, NodeType, Observation, Packed
 from fmapper.programs import Lowering, Program
 from fmapper.programs.reading import source_of_class
 from fmapper_adapters.flax.optimizers import FlaxOptimizers
@@ -202,6 +202,21 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
         from fmapper_adapters.flax.translation import build as _build
 
         return _build.build(program, self.translate(program, scan=scan, modes=modes))
+
+    def build_transcribed(self, model: Any, source: Models, *call: Any, **options: Any) -> Any:
+        """Builds a model in the words of its source."""
+        from fmapper.translation import build_transcribed
+
+        return build_transcribed(model, source, self, *call, **options)
+
+    def finish(self, model: Any, *, trains: bool, reason: str = "") -> None:
+        """Gives layers cheaper forms; without `trains` the model refuses to be trained."""
+        from fmapper_adapters.flax.translation import build as _build
+        from fmapper_adapters.flax.translation.fast_layers import accelerate
+
+        accelerate(model)
+        if not trains:
+            _build.refuse_training(type(model), type(model).__name__, reason)
 
     def open_file(
         self, net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool

@@ -43,6 +43,12 @@ class Writing(Models):
 
         return _build.build(program, self.translate(program, scan=scan, modes=modes))
 
+    def build_transcribed(self, model: Any, source: Models, *call: Any, **options: Any) -> Any:
+        """Builds a model in the words of its source."""
+        from fmapper.translation import build_transcribed
+
+        return build_transcribed(model, source, self, *call, **options)
+
     def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
         """Returns the arrays of a converted or compiled model whose modules have other names."""
         from fmapper_adapters.torch.model.torch_model import TorchModel

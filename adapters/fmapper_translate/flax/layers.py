@@ -86,8 +86,9 @@ class LayerNorm(nnx.LayerNorm):
         (features,) = self.normalized_shape
         has_bias = elementwise_affine and bias
         super().__init__(
-            features, epsilon=eps, use_scale=elementwise_affine, use_bias=has_bias, rngs=rngs
-        )
+            features, epsilon=eps, use_scale=elementwise_affine, use_bias=has_bias,
+            use_fast_variance=False, rngs=rngs,
+        )  # fmt: skip
 
 
 class Conv1d(nnx.Conv):

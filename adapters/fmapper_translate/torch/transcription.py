@@ -12,6 +12,7 @@ from flax import nnx
 
 from fmapper.checkpoints import Rules
 from fmapper.translation.source import format_code
+from fmapper_adapters.jax.libraries import train_flags
 from fmapper_translate.functions import Function
 from fmapper_translate.recording import record
 from fmapper_translate.sources.nnx import NnxSource
@@ -62,8 +63,9 @@ def from_nnx(
     code, example = file.write(title, args, kwargs, differ)
     rules = rules_of(code, example, weights)
     return Transcription(
-        format_code(code), cls.__name__, example, weights, {}, rules=rules, target="torch"
-    )
+        format_code(code), cls.__name__, example, weights, {}, rules=rules, target="torch",
+        flags=flags_of(cls, examples[0], model),
+    )  # fmt: skip
 
 
 def _call(inputs: Inputs, options: Mapping[str, Any], model: Any) -> object:
@@ -107,6 +109,12 @@ def _weights(model: Any) -> dict[str, Any]:
         for path, value in nnx.iter_graph(model)
         if isinstance(value, nnx.Variable) and not is_random(value)
     }
+
+
+def flags_of(cls: type, inputs: Inputs, owner: Any = None) -> dict[str, bool]:
+    """Returns the arguments by keyword that tell a model its mode -> their values in training."""
+    found = train_flags.find_flags(cls.__call__, 1, inputs, owner)
+    return {name: flag.in_training for name, flag in found.items() if flag.position is None}
 
 
 def rules_of(code: str, example: str, weights: Mapping[str, Any]) -> Rules:

@@ -33,7 +33,7 @@ def build(program: Program, source: Source) -> Any:
     if not program.starts_in_training:
         model.eval()
     if not program.train:
-        _refuse_training(type(model), program.name, program.lacks_training)
+        refuse_training(type(model), program.name, program.lacks_training)
     return model
 
 
@@ -55,7 +55,7 @@ def open_file(
     return model, {}
 
 
-def _refuse_training(cls: Any, name: str, lack: str) -> None:
+def refuse_training(cls: Any, name: str, lack: str) -> None:
     """Makes models of a class, which is of one file, refuse to be put into training.
 
     Their layers would be, but dropout and what else the source does in training is not written.

@@ -6,6 +6,7 @@ forms, which are still layers of those classes; their numbers agree to rounding.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -19,17 +20,20 @@ from flax import nnx
 def accelerate(model: nnx.Module) -> None:
     """Replaces linear layers and normalisations of a model by cheaper forms, in place."""
     for _, layer in nnx.iter_modules(model):
-        if fast := _FAST.get(type(layer)) or _conv_of(type(layer)):
+        if fast := _fast_form(type(layer)):
             object.__setattr__(layer, "__class__", fast)
 
 
-def _conv_of(kind: type) -> type | None:
-    """Returns a class of a file, whose base is `nnx.Conv`, over `Conv`; None for another class."""
-    if kind.__bases__ != (nnx.Conv,):
-        return None
-    names = ("__module__", "__qualname__", "__doc__", "__call__")  # `nnx.capture` wants its own
-    own = {name: getattr(kind, name) for name in names}
-    return type(kind.__name__, (kind, Conv), own)
+@functools.cache
+def _fast_form(kind: type) -> type | None:
+    """Returns the cheaper form of a class of Flax, or of a class of a file with such a base."""
+    base = next((base for base in kind.__mro__ if base in _FAST), None)
+    if base is None or base is kind:
+        return _FAST.get(kind)
+    own = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    fast = type(kind.__name__, (kind, _FAST[base]), own)
+    fast.__call__ = fast.__call__  # type: ignore[method-assign]  # `nnx.capture` wants its own
+    return fast
 
 
 class Linear(nnx.Linear):

@@ -17,7 +17,7 @@ from fmapper_translate.recording import record
 from fmapper_translate.sources.equinox import EquinoxSource
 from fmapper_translate.torch.equinox.files import File
 from fmapper_translate.torch.tables import is_library_module, is_random
-from fmapper_translate.torch.transcription import Inputs, arguments_of, rules_of
+from fmapper_translate.torch.transcription import Inputs, arguments_of, flags_of, rules_of
 from fmapper_translate.torch.witness import functions_that_differ
 from fmapper_translate.transcription import Transcription
 from fmapper_translate.walk.errors import NotTranscribed
@@ -79,8 +79,9 @@ def from_equinox(
     code, example = file.write(title, args, kwargs, differ)
     rules = rules_of(code, example, weights)
     return Transcription(
-        format_code(code), cls.__name__, example, weights, {}, rules=rules, target="torch"
-    )
+        format_code(code), cls.__name__, example, weights, {}, rules=rules, target="torch",
+        flags=flags_of(cls, examples[0], None),
+    )  # fmt: skip
 
 
 def _call(inputs: Inputs, options: Mapping[str, Any], model: _Bound) -> object:

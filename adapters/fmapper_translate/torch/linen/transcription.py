@@ -18,7 +18,7 @@ from fmapper_translate.sources.linen import LinenSource
 from fmapper_translate.torch.linen.compact import STILL, TRAINING
 from fmapper_translate.torch.linen.files import File, settings_of
 from fmapper_translate.torch.tables import is_library_module
-from fmapper_translate.torch.transcription import Inputs, rules_of
+from fmapper_translate.torch.transcription import Inputs, flags_of, rules_of
 from fmapper_translate.torch.witness import functions_that_differ
 from fmapper_translate.transcription import Transcription
 from fmapper_translate.walk.errors import NotTranscribed
@@ -70,7 +70,9 @@ def from_linen(
     model: Any, inputs: Inputs | list[Inputs], options: Mapping[str, Any] | None
 ) -> Transcription:
     """Writes a module of Linen with its variables as a file for PyTorch; see `transcribe`."""
-    module, variables = model
+    module, variables = model if isinstance(model, tuple) else _unbind(model)
+    if not isinstance(module, linen.Module):
+        raise NotTranscribed("only modules of Linen with their variables are transcribed")
     cls = type(module)
     if is_library_module(cls):
         raise NotTranscribed(
@@ -101,8 +103,15 @@ def from_linen(
     example = _with_sizes(example, first, given)
     rules = rules_of(code, example, weights)
     return Transcription(
-        format_code(code), cls.__name__, example, weights, {}, rules=rules, target="torch"
-    )
+        format_code(code), cls.__name__, example, weights, {}, rules=rules, target="torch",
+        flags=flags_of(cls, examples[0], module),
+    )  # fmt: skip
+
+
+def _unbind(model: Any) -> tuple[Any, Any]:
+    if model.scope is None:
+        raise NotTranscribed(f"{type(model).__name__} is without its variables")
+    return model.unbind()  # type: ignore[no-any-return]
 
 
 def _call(inputs: Inputs, options: Mapping[str, Any], model: _Bound) -> object:
