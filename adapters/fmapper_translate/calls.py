@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fmapper.translation import expr
+from fmapper_translate.printing.folding import is_constant
 
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions
@@ -47,6 +48,36 @@ def dropout(expressions: Expressions, call: ast.Call) -> ast.expr:
     training = code(given["training"]) if "training" in given else expr("True")
     file = expressions.file
     return file.target.dropout(file, expressions.function, code(given["input"]), rate, training)
+
+
+def attention(expressions: Expressions, call: ast.Call) -> ast.expr | None:
+    """Prints scaled dot-product attention; None where its operations say more.
+
+    That is with grouped heads, or with keywords in a dict.
+    """
+    named = {key.arg: key.value for key in call.keywords}
+    given: dict[Any, ast.expr] = {**dict(zip(_OF_ATTENTION, call.args, strict=False)), **named}
+    grouped = given.pop("enable_gqa", None)
+    is_grouped = grouped is not None and not is_constant(expressions.code(grouped), False)
+    if is_grouped or None in given or any(isinstance(item, ast.Starred) for item in call.args):
+        return None
+    codes = {name: expressions.code(node) for name, node in given.items()}
+    rate = codes.pop("dropout_p", ast.Constant(0.0))
+    more = [
+        ast.keyword({"attn_mask": "mask"}.get(name, name), codes[name])
+        for name in ("attn_mask", "is_causal", "scale")
+        if name in codes and not is_constant(codes[name], None, False)
+    ]
+    if not (isinstance(rate, ast.Constant) and rate.value == 0):
+        file, weights = expressions.file, expr("weights")
+        drop = file.target.dropout(file, expressions.function, weights, rate, ast.Constant(True))
+        more.append(ast.keyword("dropout", expr("lambda weights: {0}", drop)))
+    return ast.Call(expr("attention"), [codes[name] for name in _OF_ATTENTION[:3]], more)
+
+
+_OF_ATTENTION = (
+    "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
+)  # fmt: skip
 
 
 def transform(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr:

@@ -236,7 +236,7 @@ class Expressions(walk.Expressions):
         name = node.attr if layer is None else layer.attributes.get(node.attr, node.attr)
         if self._never_ran(node, value):
             return expr("not_written")
-        if isinstance(value, types.MethodType):
+        if isinstance(value, types.MethodType | types.FunctionType):
             name = NEW_NAMES.get(name, name)
             self.file.add_method(value)
         return ast.Attribute(base, name, ast.Load())
@@ -320,6 +320,10 @@ class Expressions(walk.Expressions):
             return calls.transform(self, node, callee)
         if callee is nn.functional.dropout:
             return calls.dropout(self, node)
+        if callee is nn.functional.scaled_dot_product_attention:
+            made = calls.attention(self, node)
+            if made is not None:
+                return made
         if callee is torch.autograd.Variable:
             return self.code(node.args[0])
         if isinstance(value, torch.Tensor) and self._makes_array(node, callee):

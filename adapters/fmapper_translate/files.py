@@ -311,10 +311,10 @@ class File(walk.File):
         body = "\n\n\n".join([*(["\n".join(constants)] if constants else []), *blocks, *tables])
         tied = f"TIED = {self.tied_names()!r}  # names in the source's state -> those here"
         loading = [inspect.getsource(item) for item in self.target.loading]
-        helpers = helpers_of("\n\n\n".join([body, *loading]), self._helper)
+        helpers = helpers_of("\n\n\n".join([body, *loading, self._example]), self._helper)
         everything = "\n\n\n".join([body, tied, *map(str.rstrip, loading[:-1])])
         whole = "\n\n\n".join([*helpers, everything])
-        used = names_in(whole)
+        used = names_in(f"{whole}\n\n\n{self._example}")
         embedded = self.dialect._embedded.imports
         known = {**_IMPORTS, **self.target.imports, **self._imports, **embedded}
         imports = print_imports(line for name, line in known.items() if name in used)

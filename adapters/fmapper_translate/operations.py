@@ -185,7 +185,7 @@ class Operations:
         tensors = [item for item in operation.args if isinstance(item, torch.Tensor)]
         self._has_integers = any(not item.is_floating_point() for item in tensors)
         args = [
-            self._argument(name, kind, at, value)
+            self._argument(operation, name, kind, at, value)
             for at, ((name, (kind, _)), value) in enumerate(
                 zip(parameters.items(), operation.args, strict=False)
             )
@@ -202,25 +202,36 @@ class Operations:
             and _is_number(given[name].value, default)
         }  # fmt: skip
         kwargs = {
-            name: self._argument(name, parameters[name][0], [*parameters].index(name), value)
+            name: self._argument(
+                operation, name, parameters[name][0], [*parameters].index(name), value
+            )
             for name, value in {**left_out, **operation.kwargs}.items()
             if name not in _DROPPED and (value is not None or name in left_out)
         }
         return args, kwargs
 
-    def _argument(self, name: str, kind: str, at: int, value: Any) -> Any:
+    def _argument(self, operation: Operation, name: str, kind: str, at: int, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, torch.dtype):
             return DType(dtype_name(value))
         if isinstance(value, tuple | list) and value and isinstance(value[0], torch.Tensor):
             return self._sequence(value)
-        if isinstance(value, tuple | list) and "SymInt" in kind and not self._is_literal:
+        has_sizes = "SymInt" in kind or not self._has_numbers
+        if isinstance(value, tuple | list) and has_sizes and not self._is_literal:
             return self._sizes(name, at, list(value))
         if value is None and not self._is_literal:  # may be something else another time
-            others = [item for item in self._given if item.name == name and item.value is None]
-            is_told = others and not isinstance(others[0].node, ast.Constant)
-            return others[0].code() if is_told else None
+            given = [item for item in self._given[at : at + 1] if not item.name]
+            given += [item for item in self._given if item.name == name]
+            told = [
+                item
+                for item in given
+                if item.value is None and not isinstance(item.node, ast.Constant)
+            ]
+            if told and "Tensor" in kind:  # of the dtype of the others
+                tensors = (item for item in operation.args if isinstance(item, torch.Tensor))
+                return Value(told[0].code(), dtype_name(next(tensors).dtype))
+            return told[0].code() if told else None
         if isinstance(value, tuple | list):
             return tuple(value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -101,18 +101,20 @@ class Conv1d(nnx.Conv):
         self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1,
         bias=True, padding_mode="zeros", *, rngs,
     ):  # fmt: skip
-        if padding_mode != "zeros":
-            raise ValueError(f"{padding_mode} padding")
         self.pads = padding if isinstance(padding, str) else ntuple(padding, self.rank)
-        if isinstance(padding, str):
-            pads = padding.upper()
-        else:
-            pads = [(size, size) for size in ntuple(padding, self.rank)]
         window = ntuple(kernel_size, self.rank)
+        reach = [d * (k - 1) for d, k in zip(ntuple(dilation, self.rank), window, strict=True)]
+        if isinstance(padding, str):
+            reach = reach if padding == "same" else [0] * self.rank
+            pads = tuple((r // 2, r - r // 2) for r in reach)
+        else:
+            pads = tuple((size, size) for size in ntuple(padding, self.rank))
+        self.padding_mode, self.around = padding_mode, pads
         bound = (in_channels // groups * math.prod(window)) ** -0.5
         init = uniform_init(-bound, bound)
         super().__init__(
-            in_channels, out_channels, window, ntuple(stride, self.rank), padding=pads,
+            in_channels, out_channels, window, ntuple(stride, self.rank),
+            padding=pads if padding_mode == "zeros" else "VALID",
             kernel_dilation=ntuple(dilation, self.rank), feature_group_count=groups, use_bias=bias,
             kernel_init=init, bias_init=init, rngs=rngs,
         )  # fmt: skip
@@ -120,6 +122,9 @@ class Conv1d(nnx.Conv):
         self.stride = ntuple(stride, self.rank)
 
     def __call__(self, x):
+        if self.padding_mode != "zeros":
+            mode = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+            x = jnp.pad(x, ((0, 0), (0, 0), *self.around), mode=mode[self.padding_mode])
         return jnp.moveaxis(super().__call__(jnp.moveaxis(x, 1, -1)), -1, 1)
 
 
@@ -263,15 +268,20 @@ class MultiheadAttention(nnx.Module):
 class Sequential(nnx.Module):
     """Parts that are called one after the other, by number or by name."""
 
+    names: tuple[str, ...] = ()
+
     def __init__(self, *parts):
-        self.names = ()
         by_name = parts[0] if parts and isinstance(parts[0], dict) else dict(enumerate(parts))
         for name, part in by_name.items():
             self.add_module(str(name), part)
 
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if callable(value) and name not in self.names:
+            self.names += (name,)
+
     def add_module(self, name, part):
         setattr(self, name, part)
-        self.names += (name,)
 
     def append(self, part):
         self.add_module(str(len(self.names)), part)

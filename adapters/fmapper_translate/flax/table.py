@@ -75,5 +75,12 @@ _FUNCTIONS: Mapping[Any, str] = {
     nn.functional.interpolate: "interpolate", nn.utils.weight_norm: "add_weight_norm",
     nn.utils.parametrizations.weight_norm: "add_parametrized_weight_norm",
     torch.tanh: "jnp.tanh", torch.sigmoid: "nnx.sigmoid", nn.functional.softplus: "nnx.softplus",
+    nn.functional.tanh: "jnp.tanh", nn.functional.sigmoid: "nnx.sigmoid",
+    nn.functional.gelu: "partial(nnx.gelu, approximate=False)", nn.functional.relu6: "nnx.relu6",
+    nn.functional.elu: "nnx.elu", nn.functional.selu: "nnx.selu", torch.selu: "nnx.selu",
+    nn.functional.leaky_relu: "nnx.leaky_relu", nn.functional.mish: "jax.nn.mish",
+    nn.functional.hardswish: "nnx.hard_swish", nn.functional.hardsigmoid: "nnx.hard_sigmoid",
+    nn.functional.logsigmoid: "nnx.log_sigmoid", torch.sin: "jnp.sin", torch.cos: "jnp.cos",
+    torch.exp: "jnp.exp", torch.abs: "jnp.abs", torch.square: "jnp.square",
 }  # fmt: skip
 LAYERS = Layers(_ROWS, _ACTIVATIONS, _FUNCTIONS, (recurrent, layers))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fmapper.translation import DType, Printing, Value, expr, literal, text
+from fmapper_translate.walk.errors import NotTranscribed
 
 IDIOMS: dict[str, Callable[..., Any]] = {}
 
@@ -186,6 +187,16 @@ def _where(p: Printing, mask: Value, *sides: Any, **named: Any) -> Any:
 @_idiom("one_hot")
 def _one_hot(p: Printing, x: Value, count: Any = -1) -> Any:
     return None if count == -1 else expr("jax.nn.one_hot({0}, {1}, dtype=jnp.int32)", x, count)
+
+
+@_idiom("scaled_dot_product_attention")
+def _attention(
+    p: Printing, query: Value, key: Value, value: Value, mask: Any = None, dropout_p: Any = 0.0,
+    is_causal: Any = False, **more: Any,
+) -> Any:  # fmt: skip
+    if not (isinstance(dropout_p, float) and dropout_p == 0):
+        raise NotTranscribed("attention with dropout, whose arguments are not in the call")
+    return None
 
 
 @_idiom("_fft_c2r")

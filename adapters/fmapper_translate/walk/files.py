@@ -128,8 +128,8 @@ class File(ABC):
         if function.owner is not None:
             self.add(function.owner)
 
-    def add_method(self, method: types.MethodType) -> None:
-        """Adds the class of a method."""
+    def add_method(self, method: types.MethodType | types.FunctionType) -> None:
+        """Adds the class of a method, which may be static."""
         function = self.recording.function_of(method)
         if function is not None:
             self.add_function(function)

@@ -25,7 +25,7 @@ def axis_of(x: Value, dim: Any) -> Any:
     if dim is None or dim == () or not x.ndim:
         return None
     dims = dim if isinstance(dim, tuple) else (dim,)
-    if len({d % x.ndim for d in dims}) == x.ndim:
+    if all(isinstance(d, int) for d in dims) and len({d % x.ndim for d in dims}) == x.ndim:
         return None
     return dims[0] if len(dims) == 1 else dims
 
