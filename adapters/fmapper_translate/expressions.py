@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import types
@@ -320,6 +321,9 @@ class Expressions(walk.Expressions):
             return calls.transform(self, node, callee)
         if callee is nn.functional.dropout:
             return calls.dropout(self, node)
+        if callee is copy.deepcopy and isinstance(value, nn.Module):
+            self.function.makes_modules = True
+            return expr(self.file.target.copy, self.code(node.args[0]))
         if callee is nn.functional.scaled_dot_product_attention:
             made = calls.attention(self, node)
             if made is not None:

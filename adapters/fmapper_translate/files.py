@@ -6,11 +6,14 @@ import ast
 import inspect
 import textwrap
 import types
+from collections import OrderedDict
+from typing import Any
 
 import torch
 from torch import nn
 
-from fmapper.translation import Helper, helpers_of, names_in, print_imports, text
+from fmapper.translation import Helper, expr, helpers_of, names_in, print_imports, text
+from fmapper_translate.constructors.given_modules import Construction
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.printing.rows import Places
@@ -18,6 +21,7 @@ from fmapper_translate.recording import Recording
 from fmapper_translate.sources.derivatives import is_derivable
 from fmapper_translate.statements import Statements
 from fmapper_translate.targets import Target, layers
+from fmapper_translate.targets.constructions import make_activation, make_layer
 from fmapper_translate.walk import files as walk
 from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.walk.files import name_of
@@ -240,6 +244,25 @@ class File(walk.File):
     def _statements(self, function: Function) -> Statements:
         return Statements(self, function)
 
+    def value(self, value: Any) -> ast.expr:
+        """Returns the code for an argument of a constructor, of which modules are made there."""
+        if isinstance(value, OrderedDict):
+            return super().value(dict(value))  # in whose order files make parts, too
+        if not isinstance(value, Construction):
+            return super().value(value)
+        table, cls = self.target.layers, value.cls
+        layer, is_activation = table.layer_of(cls), cls in table.activations
+        if layer is None and not is_activation:
+            if not self.add(cls):
+                raise NotTranscribed(f"{cls.__name__} is not in the table of layers")
+            return self.call(cls, value.args, value.kwargs)
+        name = expr(cls.__name__ if layer is None else self.helper_name(layer.name))
+        keywords = [ast.keyword(key, self.value(item)) for key, item in value.kwargs.items()]
+        made = ast.Call(name, [*map(self.value, value.args)], keywords)
+        if layer is None:
+            return make_activation(_itself, made, cls, table.activations[cls])
+        return make_layer(_itself, made, cls, layer, self.target.source())
+
     def _more_arguments(self, cls: type) -> list[ast.keyword]:
         return [self.target.source()] if self.takes_rngs(cls) else []
 
@@ -347,6 +370,10 @@ class File(walk.File):
             name: next(n for n, x in arrays.items() if x is arrays[name] and n not in tied)
             for name in sorted(tied)
         }
+
+
+def _itself(code: ast.expr) -> ast.expr:
+    return code
 
 
 def _definition(module: types.ModuleType, name: str) -> str:

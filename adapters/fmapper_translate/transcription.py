@@ -25,6 +25,7 @@ from fmapper.verification.models.trial import Trial
 from fmapper_adapters.torch.record.modes import mode
 from fmapper_adapters.torch.record.patches.restore import restore_after
 from fmapper_translate.constructors.arguments import find_arguments
+from fmapper_translate.constructors.given_modules import Construction, put_together, take_apart
 from fmapper_translate.constructors.notes import arguments_of
 from fmapper_translate.files import File
 from fmapper_translate.functions import Function
@@ -274,12 +275,17 @@ def _from_torch(
     only_evaluation: str = "",
 ) -> Transcription:
     cls = type(model)
-    args, kwargs = found = arguments or arguments_of(model) or find_arguments(model)
-    args = [library.prepare(value) for value in args]
-    kwargs = {name: library.prepare(value) for name, value in kwargs.items()}
+    args, kwargs = arguments or arguments_of(model) or find_arguments(model)
+    seen: set[int] = set()
+    found = (
+        [take_apart(value, seen) for value in args],
+        {name: take_apart(value, seen) for name, value in kwargs.items()},
+    )
+    args = [library.prepare(value) for value in found[0]]
+    kwargs = {name: library.prepare(value) for name, value in found[1].items()}
 
     def make(args: Sequence[Any] = args, kwargs: Mapping[str, Any] = kwargs) -> nn.Module:
-        made = cls(*args, **kwargs)
+        made: nn.Module = put_together(Construction(cls, args, kwargs))
         made.load_state_dict(model.state_dict())
         return made
 

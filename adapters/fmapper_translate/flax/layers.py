@@ -302,6 +302,15 @@ class Sequential(nnx.Module):
         return x
 
 
+def clone(module, *, rngs):
+    """Copies a module, with random numbers of its own."""
+    twin = nnx.clone(module)
+    for _, node in nnx.iter_graph(twin):
+        if isinstance(node, nnx.RngStream):
+            node.key[...], node.count[...] = rngs[node.tag](), 0
+    return twin
+
+
 class PlainList(nnx.List):  # type: ignore[type-arg]
     """A list of modules that the source has under other names."""
 

@@ -56,6 +56,7 @@ class FlaxTarget(Target):
     new_part = "nnx.data({0})"  # or it would stay a setting
     plain_list = "PlainList({0})"
     no_part = "nnx.Module()"
+    copy = "clone({0}, rngs=rngs)"
 
     def source(self) -> ast.keyword:
         """Returns `rngs=rngs`."""

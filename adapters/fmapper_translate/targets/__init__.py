@@ -51,6 +51,7 @@ class Target(ABC):
         new_part: The code for a module in the place of a setting that was None.
         plain_list: The code for a list of modules that have their names elsewhere.
         no_part: The code for a module without a class.
+        copy: The code for a copy of a module; the module itself where nothing changes it.
     """
 
     name: ClassVar[str]
@@ -71,6 +72,7 @@ class Target(ABC):
     new_part: ClassVar[str] = "{0}"
     plain_list: ClassVar[str] = "{0}"
     no_part: ClassVar[str] = ""
+    copy: ClassVar[str] = "{0}"
 
     @abstractmethod
     def source(self) -> ast.keyword:

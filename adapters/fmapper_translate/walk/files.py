@@ -254,21 +254,24 @@ class File(ABC):
         Raises:
             NotTranscribed: A function of the source has no counterpart.
         """
-        cls = type(self.model)
         while True:
             for _ in range(2):  # arguments add classes, and classes fields of these
-                given = [self.value(value) for value in args]
-                keywords = [ast.keyword(name, self.value(value)) for name, value in kwargs.items()]
-                self._example = text(ast.Call(expr(cls.__name__), given, keywords))
+                self._example = text(self.call(type(self.model), args, kwargs))
                 code = self.print(title)
-            example = ast.Call(expr(cls.__name__), given, [*keywords, *self._more_arguments(cls)])
-            wrong = differ(code, text(example))
+            example = text(self.call(type(self.model), args, kwargs))
+            wrong = differ(code, example)
             if not wrong:
-                return code, text(example)
+                return code, example
             for function in wrong.keys() & self.distrusted.keys():
                 reasons = f"{self.distrusted[function]}; by its operations {wrong[function]}"
                 raise NotTranscribed(f"{function.label}: {reasons}")
             self.distrusted |= wrong
+
+    def call(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ast.expr:
+        """Returns the call of the constructor of a class of the model."""
+        given = [self.value(value) for value in args]
+        keywords = [ast.keyword(name, self.value(value)) for name, value in kwargs.items()]
+        return ast.Call(expr(cls.__name__), given, [*keywords, *self._more_arguments(cls)])
 
     def _more_arguments(self, cls: type) -> list[ast.keyword]:
         """Returns keywords of a class that the source does not have."""
