@@ -196,7 +196,9 @@ class Recording:
                 code.co_flags & inspect.CO_VARKEYWORDS
             )
             names = code.co_varnames[: count + more]
-            given = {name: _held(frame.f_locals[name]) for name in names if name in frame.f_locals}
+            given = {
+                name: _copy_list(frame.f_locals[name]) for name in names if name in frame.f_locals
+            }
             activation = Activation(self._codes[code], given)
             self._frames[frame] = activation
             if code.co_name == activation.function.name and not self._is_spare:
@@ -209,7 +211,7 @@ class Recording:
         last = activation.last
         parts = {part: last[part] for part in self._parts[node] if part in last}
         ran = activation.ran, len(self.operations)
-        event = Event(node, _held(value), activation.pending, parts, ran)
+        event = Event(node, _copy_list(value), activation.pending, parts, ran)
         activation.pending, activation.ran = [], len(self.operations)
         last[node] = event
         (self.spare if self._is_spare else self.events)[node].append(event)
@@ -326,7 +328,7 @@ def _conditions(
                     yield (value, more, []) if isinstance(op, ast.And) else (value, [], more)
 
 
-def _held(value: Any) -> Any:
+def _copy_list(value: Any) -> Any:
     """Returns a list as it is now, since it may grow; another value itself."""
     return [*value] if type(value) is list else value
 
