@@ -24,7 +24,7 @@ from fmapper.verification.models.owners import source_of, source_of_callable
 from fmapper.verification.models.trial import Trial
 from fmapper_adapters.torch.record.modes import mode
 from fmapper_adapters.torch.record.patches.restore import restore_after
-from fmapper_translate.constructors.arguments import find_arguments
+from fmapper_translate.constructors.arguments import SAY_ARGUMENTS, find_arguments
 from fmapper_translate.constructors.given_modules import Construction, put_together, take_apart
 from fmapper_translate.constructors.notes import arguments_of
 from fmapper_translate.files import File
@@ -290,14 +290,13 @@ def _from_torch(
         return made
 
     examples = [(one, options or {}) for one in (inputs if isinstance(inputs, list) else [inputs])]
-    if arguments is None:
-        for one in examples:
-            if not _are_equal(functools.partial(_call, *one), model, make(*found)):
-                raise NotTranscribed(
-                    f"{cls.__name__}: a model that is made with the arguments found for it, "
-                    f"{', '.join(kwargs)}, gives something else. Give `arguments`, or have its "
-                    "constructor keep them as attributes of these names"
-                )
+    for one in examples:
+        if not _are_equal(functools.partial(_call, *one), model, make(*found)):
+            which = "found for it" if arguments is None else "given"
+            raise NotTranscribed(
+                f"{cls.__name__}: a model that is made with the arguments {which}, "
+                f"{', '.join(kwargs)}, gives something else. {SAY_ARGUMENTS}"
+            )
     if isinstance(inputs, tuple):
         other = of_other_sizes(examples[0], functools.partial(_takes, model))
         examples += [] if other is None else [other]

@@ -52,6 +52,7 @@ def source(
     dynamic_shapes: Any = "auto",
     train: bool = False,
     scan: bool = False,
+    arguments: Mapping[str, Any] | None = None,
 ) -> str:
     """Translates a model to readable source code for another framework.
 
@@ -76,6 +77,9 @@ def source(
             of the source has it in any case; it is run and compared in training.
         scan: Write blocks that repeat as one with stacked arrays, called by a scan, which compiles
             one block and not all of them. Lists that cannot be scanned stay lists.
+        arguments: What its constructor was given, by name, for a file in the words of its source
+            and no other. Needed where neither attributes nor layers of a model say it; values that
+            make another model are an error.
 
     Raises:
         ConversionError: The model cannot be recorded, or something in it cannot be written; says
@@ -100,11 +104,19 @@ def source(
     if not scan and isinstance(dynamic_shapes, str) and dynamic_shapes == "auto":
         write = transcribe_proved if train else transcribe
         try:
-            return write(model, to, example_inputs, example_kwargs)[0].whole
+            return write(model, to, example_inputs, example_kwargs, arguments)[0].whole
         except OtherPairError:
-            pass
+            if arguments is not None:
+                raise
         except ConversionError as error:
+            if arguments is not None:
+                raise
             reason = f"{_BY_OPERATIONS}: {error}"
+    elif arguments is not None:
+        raise ConversionError(
+            "arguments= is for a file in the words of the model's source, which has neither scan= "
+            "nor dynamic_shapes="
+        )
     code = _write_operations(model, to, example_inputs, example_kwargs, dynamic_shapes, train, scan)
     return add_to_docstring(code, reason) if reason else code
 
@@ -229,13 +241,17 @@ class OtherPairError(ConversionError):
 
 
 def transcribe_proved(
-    model: Any, to: str, args: Any, kwargs: Mapping[str, Any] | None
+    model: Any,
+    to: str,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> tuple[Transcription, Proof]:
     """Writes a model in the words of its source, and proves the file in both modes.
 
     Arguments and errors are those of `transcribe`; a file that differs is an error, too.
     """
-    found, args, kwargs = transcribe(model, to, args, kwargs)
+    found, args, kwargs = transcribe(model, to, args, kwargs, arguments)
     if found.only_evaluation:
         raise ConversionError(found.only_evaluation)
     if coarse := next((name for name, x in found.weights.items() if _is_half(x)), ""):
@@ -247,7 +263,11 @@ def transcribe_proved(
 
 
 def transcribe(
-    model: Any, to: str, args: Any, kwargs: Mapping[str, Any] | None
+    model: Any,
+    to: str,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> tuple[Transcription, tuple[Any, ...], dict[str, Any]]:
     """Writes a model in the words of its source; returns the file, and the model's own inputs.
 
@@ -257,6 +277,7 @@ def transcribe(
         to: The target.
         args: What it is called with, by position.
         kwargs: What it is called with by keyword.
+        arguments: What its constructor was given, by name; None to find it.
 
     Raises:
         ConversionError: Something in it has no counterpart; says what.
@@ -272,7 +293,8 @@ def transcribe(
     try:
         import fmapper_translate
 
-        found = fmapper_translate.transcribe(model, args, options=kwargs, target=target.name)
+        given = None if arguments is None else ((), arguments)
+        found = fmapper_translate.transcribe(model, args, given, options=kwargs, target=target.name)
     except ConversionError:
         raise
     except Exception as error:  # of the model's own code too; or a framework is not installed

@@ -89,7 +89,7 @@ class Hidden(nn.Module):
 
 @pytest.mark.parametrize("kind", [Shifted, Hidden])
 def test_a_model_whose_arguments_are_unknown_is_refused(kind):
-    with pytest.raises(NotTranscribed, match="Give `arguments`"):
+    with pytest.raises(NotTranscribed, match=r"arguments=\{"):
         transcribe(kind(shift=3.0), (X,))
 
 
@@ -99,6 +99,23 @@ def test_a_file_that_is_written_by_its_operations_says_why():
     why = "Written by its operations, not in the words of its source: Hidden: a model that is"
     assert why in docstring.replace("\n", " ")
     assert "# written" not in code
+
+
+def test_a_user_says_what_a_model_does_not_keep():
+    code = fmapper.source(Hidden(shift=3.0), "flax", (X,), arguments={"width": 4, "shift": 3.0})
+    assert "class Hidden(nnx.Module):\n    def __init__(self, width=4, shift=1.0" in code
+    assert "return Hidden(width=4, shift=3.0, rngs=rngs)" in code
+
+
+@pytest.mark.parametrize("wrong", [{"shift": 2.0}, {"width": 5, "shift": 3.0}, {"depth": 1}])
+def test_arguments_that_make_another_model_are_an_error(wrong):
+    with pytest.raises(fmapper.ConversionError):
+        fmapper.source(Hidden(shift=3.0), "flax", (X,), arguments=wrong)
+
+
+def test_files_by_operations_take_no_arguments():
+    with pytest.raises(fmapper.ConversionError, match="which has neither scan="):
+        fmapper.source(Hidden(shift=3.0), "flax", (X,), scan=True, arguments={"shift": 3.0})
 
 
 class Scaled(nn.Module):

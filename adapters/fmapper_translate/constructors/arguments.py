@@ -16,6 +16,10 @@ from fmapper_translate.targets import layers
 from fmapper_translate.walk.errors import NotTranscribed
 
 _LISTS = (Sequence, nn.ModuleList, nn.Sequential)
+SAY_ARGUMENTS = (
+    "Say it by source(..., arguments={'name': value}), or have its constructor keep them as "
+    "attributes of these names"
+)
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
@@ -50,8 +54,7 @@ def find_arguments(model: nn.Module) -> Arguments:
         lacking = [name for name in names if name not in arguments]
     if lacking:
         raise NotTranscribed(
-            f"{cls.__name__}: the model does not say what {', '.join(lacking)} was. "
-            "Give `arguments`, or have its constructor keep them as attributes of these names"
+            f"{cls.__name__}: the model does not say what {', '.join(lacking)} was. {SAY_ARGUMENTS}"
         )
     return (), arguments
 

@@ -95,7 +95,7 @@ def arguments_of(model: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if lacking:
         raise NotTranscribed(
             f"{cls.__name__}: the model does not say what {', '.join(lacking)} was. "
-            "Give `arguments`"
+            "Say it by source(..., arguments={'name': value})"
         )
     return (), {
         name: value for name in names if not is_module(value := getattr(model, name, model))
