@@ -57,7 +57,8 @@ class Expressions(walk.Expressions):
     def __init__(self, file: File, function: Function) -> None:
         super().__init__(file, function)
         self._varied: set[ast.AST] = set()  # whose dimensions are other ones another time
-        self._of_numbers = numbers.tensors_of_numbers(function)
+        constructs = file.constructs(function)
+        self._of_numbers = numbers.tensors_of_numbers(function, constructs=constructs)
 
     # --- one expression ---------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries.ties import tie_arrays
 from fmapper_translate.printing import rows
 from fmapper_translate.printing.folding import is_constant
-from fmapper_translate.printing.selections import print_selection
+from fmapper_translate.printing.selections import Selection, print_selection
 from fmapper_translate.targets import layers
 from fmapper_translate.targets.constructions import make_layer
 from fmapper_translate.walk import statements as walk
@@ -53,6 +53,7 @@ class Statements(walk.Statements):
 
     def __init__(self, file: File, function: Function) -> None:
         super().__init__(file, function, Expressions(file, function))
+        self._selection: Selection | None = None
         self._is_constant = any(
             contexts.stops_gradients(self.expressions, item)
             for item in function.tree.decorator_list
@@ -98,6 +99,9 @@ class Statements(walk.Statements):
     # --- statements -------------------------------------------------------------------------------
 
     def _print(self, node: ast.stmt) -> Iterator[str]:
+        if self._selection is not None and not isinstance(node, ast.If):
+            yield from self._selection.print(self, node)
+            return
         match node:
             case ast.Assign(targets=[target], value=ast.expr() as value) if self._is_nothing(
                 target, value
@@ -138,6 +142,10 @@ class Statements(walk.Statements):
         if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
             yield from self._freeze(target.value, value)
             return
+        match target:
+            case ast.Attribute(array, "data") if arrays.is_array(self.expressions, array):
+                yield arrays.write(self.expressions, array, self.code(value))
+                return
         if isinstance(target, ast.Attribute) and target.attr not in ("data", "grad"):
             owners = self.expressions.values(target.value)
             if any(isinstance(item, torch.Tensor) for item in owners):  # an option of a parameter
@@ -412,7 +420,17 @@ class Statements(walk.Statements):
 
     def select(self, node: ast.If) -> Iterator[str]:
         """Prints an `if` on a tensor."""
+        if self._selection is not None:
+            raise NotTranscribed("the condition is an array, below another one")
         yield from print_selection(self, node)
+
+    def select_within(self, side: Selection, body: list[ast.stmt]) -> Iterator[str]:
+        """Prints the statements of a side of an `if` on a tensor."""
+        self._selection = side
+        try:
+            yield from self.block(body)
+        finally:
+            self._selection = None
 
     def _for(self, node: ast.For) -> Iterator[str]:
         head = initial_values.loop_head(self.expressions, node)

@@ -164,3 +164,31 @@ def test_embeddings_that_take_the_matrix_of_a_layer_begin_with_its_values():
     exec(made.code, space)
     model = space["Reversed"](rngs=nnx.Rngs(0))
     assert abs(model.embed.embedding[...]).max() <= 0.5
+
+
+class Bags(nn.Module):
+    def __init__(self, mode):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(5, 3, mode=mode, sparse=mode != "max")
+        self.bag.weight.data = torch.tensor(np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3))
+
+    def forward(self, ids, offsets=None):
+        return self.bag(ids, offsets)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_vectors_are_rows_or_begin_at_offsets(mode):
+    rows, flat = torch.tensor([[0, 2, 2], [4, 1, 0]]), torch.tensor([0, 2, 2, 4, 1])
+    offsets = torch.tensor([0, 3, 3])  # of which the second is empty
+    source = Bags(mode).eval()
+    made = transcribe(source, [(rows,), (flat, offsets)], ((mode,), {}))
+    assert not made.fallen
+    model = model_of(made, source)
+    ours = model(rows.numpy()), model(flat.numpy(), offsets.numpy())
+    theirs = source(rows), source(flat, offsets)
+    for one, other in zip(ours, theirs, strict=True):
+        assert jnp.allclose(one, other.detach().numpy(), atol=1e-6)
+    space = {}
+    exec(made.code, space)
+    new = space["Bags"](mode, rngs=nnx.Rngs(0))
+    assert jnp.allclose(new.bag.embedding[...], np.linspace(-1, 1, 15).reshape(5, 3), atol=1e-6)

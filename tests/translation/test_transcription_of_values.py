@@ -122,6 +122,28 @@ def test_a_file_refuses_training_that_draws_numbers_in_python():
         model(jnp.ones((2, 3)))
 
 
+class Asks(Layered):
+    def forward(self, x, mask=None):
+        if mask is not None and mask.any().item():
+            if mask.dim() == 1:  # noqa: SIM108
+                x = x.masked_fill(mask[:, None], 0.0)
+            else:
+                x = x.masked_fill(mask, 0.5)
+        return self.fc(x)
+
+
+def test_a_condition_on_values_within_others_decides_when_the_model_runs():
+    torch.manual_seed(0)
+    source, x = Asks().eval(), torch.randn(2, 3)
+    none, some, rows = torch.zeros(2, 3).bool(), x > 0, torch.tensor([True, False])
+    made = transcribe(source, [(x, some), (x, none), (x, rows), (x,)])
+    assert not made.fallen
+    model = model_of(made, source)
+    for masks in ((some,), (none,), (rows,), (~rows,), ()):
+        ours = model(x.numpy(), *(mask.numpy() for mask in masks))
+        assert jnp.allclose(ours, source(x, *masks).detach().numpy(), atol=1e-5)
+
+
 class Masks(Layered):
     def forward(self, x):
         order = torch.rand(2, 3).argsort(dim=1)

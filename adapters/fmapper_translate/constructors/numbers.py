@@ -7,12 +7,16 @@ from collections.abc import Iterator
 
 from fmapper.translation import literal
 from fmapper_translate.functions import Function
+from fmapper_translate.printing.selections import number_of, operands
 
 METHODS = ("item", "tolist")
 
 
-def tensors_of_numbers(function: Function) -> set[ast.AST]:
-    """Returns the expressions of tensors that become Python's numbers in a function."""
+def tensors_of_numbers(function: Function, *, constructs: bool) -> set[ast.AST]:
+    """Returns the expressions of tensors that become Python's numbers in a function.
+
+    Those are not among them that a condition asks for when the model runs.
+    """
     bound: dict[str, list[ast.expr]] = {}
     for node in function.nodes:
         match node:
@@ -24,10 +28,12 @@ def tensors_of_numbers(function: Function) -> set[ast.AST]:
             ):
                 bound.setdefault(name, []).append(value)
     sources: set[ast.AST] = set()
+    tests = [] if constructs else [x.test for x in function.nodes if isinstance(x, ast.If)]
+    asked = {number_of(item) for test in tests for item in operands(test)}
     todo = [
         node.func.value for node in function.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        and node.func.attr in METHODS
+        and node.func.attr in METHODS and node.func.value not in asked
     ]  # fmt: skip
     while todo:
         for node in _origins(todo.pop()):

@@ -76,6 +76,30 @@ class Embedding(nnx.Embed):
         return jnp.where(is_padding, jax.lax.stop_gradient(x), x)  # its vector is not trained
 
 
+class EmbeddingBag(nnx.Embed):
+    """Sums, means or maxima of the vectors of bags, which are rows or begin at offsets."""
+
+    source_arrays = {"embedding": ("weight", None)}
+
+    def __init__(self, num_embeddings, embedding_dim, *, mode="mean", rngs):
+        init = nnx.initializers.normal(1.0)
+        super().__init__(num_embeddings, embedding_dim, embedding_init=init, rngs=rngs)
+        self.embedding_dim, self.mode = embedding_dim, mode
+
+    def __call__(self, ids, offsets=None, per_sample_weights=None):
+        count = len(ids) if offsets is None else len(offsets)
+        bags = jnp.arange(count).repeat(ids.size // count)
+        if offsets is not None:
+            bags = jnp.searchsorted(offsets, jnp.arange(ids.size), side="right") - 1
+        x, sizes = super().__call__(ids.reshape(-1)), jnp.bincount(bags, length=count)[:, None]
+        if per_sample_weights is not None:
+            x = x * per_sample_weights.reshape(-1, 1)
+        if self.mode == "max":
+            return jnp.where(sizes, jax.ops.segment_max(x, bags, count), 0)
+        total = jax.ops.segment_sum(x, bags, count)
+        return total / jnp.maximum(sizes, 1) if self.mode == "mean" else total
+
+
 class LayerNorm(nnx.LayerNorm):
     """Normalisation of the last dimension with PyTorch's arguments."""
 

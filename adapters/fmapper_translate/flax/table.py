@@ -19,6 +19,7 @@ _OF_CONVOLUTIONS = {
 _ROWS: dict[type, Layer] = {
     nn.Linear: Layer("Linear"),
     nn.Embedding: Layer("Embedding"),
+    nn.EmbeddingBag: Layer("EmbeddingBag"),
     nn.LayerNorm: Layer("LayerNorm", attributes={"eps": "epsilon"}),
     nn.Dropout: Layer(
         "nnx.Dropout", {"p": "rate"}, {"rate": "0.5"}, attributes={"p": "rate"}

@@ -4,53 +4,115 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fmapper.translation import expr, text
 from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
-    from fmapper_translate.walk.statements import Statements
+    from fmapper_translate.statements import Statements
 
 _HOLDS = "condition"
 
 
 def is_on_array(expressions: Any, test: ast.expr) -> bool:
     """Returns whether the outcome of a condition is known only when the model runs."""
+    constructs = expressions.file.constructs(expressions.function)
+    nodes = [(None if constructs else number_of(item)) or item for item in operands(test)]
+    return any(_is_array(expressions, node) for node in nodes)
+
+
+def operands(test: ast.expr) -> Iterator[ast.expr]:
+    """Returns the operands of a condition on both sides of `and` and `or`, without `not`."""
     match test:
         case ast.UnaryOp(ast.Not(), inner):
-            return is_on_array(expressions, inner)
+            yield from operands(inner)
         case ast.BoolOp(_, values):
-            return any(is_on_array(expressions, value) for value in values)
-    return any(map(expressions.file.recording.source.is_array, expressions.values(test)))
+            for value in values:
+                yield from operands(value)
+        case _:
+            yield test
+
+
+def _is_array(expressions: Any, node: ast.expr) -> bool:
+    return any(map(expressions.file.recording.source.is_array, expressions.values(node)))
+
+
+def number_of(test: ast.expr) -> ast.expr | None:
+    """Returns the array whose truth a condition asks for by `x.item()` or `bool(x)`, or None."""
+    match test:
+        case ast.Call(ast.Attribute(array, "item"), [], []) | ast.Call(ast.Name("bool"), [array]):
+            return array
+    return None
 
 
 def print_selection(statements: Statements, node: ast.If) -> Iterator[str]:
-    """Prints an `if` on an array, whose sides assign arrays to names.
+    """Prints an `if` on an array, whose sides assign arrays to names, also below other conditions.
 
     Raises:
         NotTranscribed: A side does something else, or calls what may change the model.
     """
+    match node.test:
+        case ast.BoolOp(ast.And(), [first, *rest]) if not is_on_array(
+            statements.expressions, first
+        ):
+            if node.orelse:
+                raise NotTranscribed("a part of the condition is an array, and it has an else")
+            test = rest[0] if len(rest) == 1 else ast.BoolOp(ast.And(), rest)
+            yield f"if {text(statements.code(first))}:"
+            inner = ast.copy_location(ast.If(test, node.body, []), node)
+            yield from ("    " + line for line in print_selection(statements, inner))
+            return
     names = {item.id for item in statements.nodes if isinstance(item, ast.Name)}
     holds = next(name for name in map((_HOLDS + "{}").format, ("", *range(9))) if name not in names)
-    sides = {True: node.body, False: node.orelse}
     yield f"{holds} = {text(_test(statements, node.test))}"
-    on_both = set.intersection(*({*map(_name, body)} for body in sides.values()))
-    for side, body in sides.items():
-        for statement in body:
-            name, value = _name(statement), statement.value  # type: ignore[attr-defined]
-            _refuse_calls(statements, value)
-            code = _value(statements, statement)
-            is_inside = not _is_used_outside(statements, node, name)
-            if is_inside or (side and name in on_both and not _is_before(statements, node, name)):
-                yield f"{name} = {text(code)}"
-                continue
-            if not all(map(statements.is_array, statements.expressions.values(value))):
-                raise NotTranscribed(f"the condition is an array, and {name} is none")
-            other = ast.Name(name)
-            pair = (code, other) if side else (other, code)
-            made = expr("jax.lax.cond({0}, lambda: {1}, lambda: {2})", ast.Name(holds), *pair)
-            yield f"{name} = {text(made)}"
+    for side, body in ((True, node.body), (False, node.orelse)):
+        yield from statements.select_within(Selection(node, holds, side), body)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A side of an `if` on an array.
+
+    Attributes:
+        node: The `if`.
+        holds: The name of its condition in the file.
+        side: Whether it is the side for a condition that holds.
+    """
+
+    node: ast.If
+    holds: str
+    side: bool
+
+    def print(self, statements: Statements, statement: ast.stmt) -> Iterator[str]:
+        """Prints a statement of the side.
+
+        Raises:
+            NotTranscribed: It does something else than to give a name an array.
+        """
+        if isinstance(statement, ast.Pass):
+            return
+        name, value = _name(statement), statement.value  # type: ignore[attr-defined]
+        _refuse_calls(statements, value)
+        code = _value(statements, statement)
+        is_first = self.side and not _is_before(statements, self.node, name)
+        is_first = is_first and all(name in _names(x) for x in (self.node.body, self.node.orelse))
+        if is_first or not _is_used_outside(statements, self.node, name):
+            yield f"{name} = {text(code)}"
+            return
+        if not all(map(statements.is_array, statements.expressions.values(value))):
+            raise NotTranscribed(f"the condition is an array, and {name} is none")
+        other = ast.Name(name)
+        pair = (code, other) if self.side else (other, code)
+        made = expr("jax.lax.cond({0}, lambda: {1}, lambda: {2})", ast.Name(self.holds), *pair)
+        yield f"{name} = {text(made)}"
+
+
+def _names(body: list[ast.stmt]) -> set[str]:
+    """Returns the names that statements store."""
+    nodes = (item for statement in body for item in ast.walk(statement))
+    return {x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
 
 
 def _test(statements: Statements, test: ast.expr) -> ast.expr:
@@ -63,7 +125,7 @@ def _test(statements: Statements, test: ast.expr) -> ast.expr:
             for value in rest:
                 made = expr(f"jnp.logical_{name}({{0}}, {{1}})", made, _test(statements, value))
             return made
-    return statements.code(test)
+    return statements.code(number_of(test) or test)
 
 
 def _name(statement: ast.stmt) -> str:

@@ -112,7 +112,9 @@ class Layers:
 
 
 WORDS = {"approximate": {"none": False, "tanh": True}}  # of PyTorch -> what they are here
-IGNORED = frozenset({"inplace", "device", "dtype", "track_running_stats", "requires_grad"})
+IGNORED = frozenset(
+    {"inplace", "device", "dtype", "track_running_stats", "requires_grad", "sparse"}
+)
 
 
 def says_bias(module: Any) -> bool:
