@@ -77,3 +77,15 @@ def test_every_size_that_may_is_another_one():
     assert numbers.tolist() == [[0, 1, 9, 0], [1, 2, 3, 1], [0, 1, 9, 0], [1, 2, 3, 1]]
     assert options == {"scale": 2}
     assert of_other_sizes((x, {}), lambda _: False) is None
+
+
+def test_a_batch_of_one_is_another_one_in_all_inputs():
+    images, mask = torch.randn(1, 1, 4), torch.ones(1, 4)
+
+    def runs(inputs):
+        images, mask = inputs
+        return images.shape[1] == 1 and len(images) == len(mask)
+
+    images, mask = of_other_sizes((images, mask), runs)
+    assert images.shape == (2, 1, 5)
+    assert mask.shape == (2, 5)
