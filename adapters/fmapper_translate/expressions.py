@@ -84,8 +84,7 @@ class Expressions(walk.Expressions):
             case ast.ListComp() if self.file.constructs(self.function) and choices.are_numbers(
                 value
             ):
-                made: ast.expr = choices.Concrete().visit(self._copy(node))
-                return made
+                return numbers.in_numpy(self._copy(node))
             case ast.BinOp(left, ast.Add(), right) if is_constant(self.code(right), 0):
                 return self.code(left)
             case ast.BinOp() | ast.UnaryOp() | ast.Compare() if event.operations:

@@ -1,4 +1,4 @@
-"""Expressions with sides, and those that have to be numbers while a model is made."""
+"""Expressions with sides, buffers, and lists of numbers."""
 
 from __future__ import annotations
 
@@ -78,11 +78,3 @@ def are_numbers(value: Any) -> bool:
         are_numbers(item) if isinstance(item, list) else isinstance(item, int | float)
         for item in value
     )
-
-
-class Concrete(ast.NodeTransformer):
-    """Computes with NumPy what has to be numbers while a model is made without arrays."""
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        """Turns the module."""
-        return ast.Name("np", node.ctx) if node.id == "jnp" else node

@@ -239,8 +239,6 @@ class Statements:
                 return
             case ast.Import() | ast.ImportFrom():
                 yield ast.unparse(node)
-            case ast.Delete(targets) if all(isinstance(item, ast.Name) for item in targets):
-                yield ast.unparse(node)
             case _:
                 raise NotTranscribed(f"{type(node).__name__.lower()} has no counterpart")
 
