@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.utils import _ntuple
 
 from fmapper.translation import expr
 from fmapper_translate.printing.folding import is_constant
@@ -78,6 +79,12 @@ def attention(expressions: Expressions, call: ast.Call) -> ast.expr | None:
 _OF_ATTENTION = (
     "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
 )  # fmt: skip
+
+
+def count_of_tuple(callee: Any) -> int:
+    """Returns how many numbers a function such as PyTorch's `_pair` gives; 0 for another one."""
+    is_tuple = getattr(callee, "__module__", "") == _ntuple.__module__ and callee.__closure__
+    return inspect.getclosurevars(callee).nonlocals.get("n", 0) if is_tuple else 0
 
 
 def transform(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr:

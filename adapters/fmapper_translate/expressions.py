@@ -321,6 +321,9 @@ class Expressions(walk.Expressions):
             return calls.transform(self, node, callee)
         if callee is nn.functional.dropout:
             return calls.dropout(self, node)
+        count = calls.count_of_tuple(callee)
+        if count:
+            return expr("ntuple({0}, {1})", self.code(node.args[0]), count)
         if callee is copy.deepcopy and isinstance(value, nn.Module):
             self.function.makes_modules = True
             return expr(self.file.target.copy, self.code(node.args[0]))

@@ -192,3 +192,66 @@ def test_bags_of_vectors_are_rows_or_begin_at_offsets(mode):
     exec(made.code, space)
     new = space["Bags"](mode, rngs=nnx.Rngs(0))
     assert jnp.allclose(new.bag.embedding[...], np.linspace(-1, 1, 15).reshape(5, 3), atol=1e-6)
+
+
+class Images(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.pad = nn.ReflectionPad2d((1, 1, 1, 1))
+        self.conv = nn.Conv2d(3, width, 3, padding=1, padding_mode="replicate")
+        self.instance = nn.InstanceNorm2d(width, affine=True)
+        self.drop = nn.Dropout2d(0.3)
+        self.pool = nn.AdaptiveAvgPool2d((None, 4))
+        self.edge = nn.ZeroPad1d((0, 1))
+        self.wider = nn.ConvTranspose1d(width, width, 2, stride=2)
+        self.norm = nn.LayerNorm((width, 8))
+        self.gate = nn.SELU()
+
+    def forward(self, x):
+        x = self.drop(self.instance(self.conv(self.pad(x))))
+        x = self.wider(self.edge(self.pool(x).mean(-2)))
+        return self.gate(self.norm(x[..., :8]))
+
+
+@pytest.mark.nightly
+def test_layers_of_images_are_those_of_the_source():
+    torch.manual_seed(0)
+    source, x = Images().eval(), torch.randn(2, 3, 6, 6)
+    made = transcribe(source, (x,))
+    assert not made.fallen
+    assert "self.drop = nnx.Dropout(0.3, broadcast_dims=(-2, -1), rngs=rngs)" in made.code
+    with torch.no_grad():
+        assert np.allclose(model_of(made, source)(jnp.asarray(x.numpy())), source(x), atol=1e-5)
+    assert bool(made.prove(source, (x,)))
+
+
+class Volumes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.ReplicationPad3d(1), nn.Conv3d(2, 3, 3, padding="same", padding_mode="circular"),
+            nn.BatchNorm3d(3), nn.ConvTranspose3d(3, 2, 2, stride=2), nn.ConstantPad3d(1, 2.0),
+            nn.InstanceNorm3d(2),
+        )  # fmt: skip
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.nightly
+def test_layers_of_volumes_are_those_of_the_source():
+    torch.manual_seed(0)
+    source, x = Volumes().eval(), torch.randn(2, 2, 3, 4, 5)
+    made = transcribe(source, (x,))
+    with torch.no_grad():
+        assert np.allclose(model_of(made, source)(jnp.asarray(x.numpy())), source(x), atol=1e-4)
+
+
+class Roots(nn.Module):
+    def forward(self, x):
+        return torch.sqrt(x)
+
+
+def test_numbers_that_are_none_in_the_source_are_none_in_the_file():
+    made = transcribe(Roots(), (torch.tensor([[4.0, -1.0], [1.0, 9.0]]),))
+    assert "return jnp.sqrt(x)" in made.code

@@ -101,18 +101,32 @@ class EmbeddingBag(nnx.Embed):
 
 
 class LayerNorm(nnx.LayerNorm):
-    """Normalisation of the last dimension with PyTorch's arguments."""
+    """Normalisation of the last dimensions with PyTorch's arguments."""
 
     source_arrays = {"scale": ("weight", None)}
 
     def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, bias=True, *, rngs):
         self.normalized_shape = ntuple(normalized_shape, 1)
-        (features,) = self.normalized_shape
         has_bias = elementwise_affine and bias
         super().__init__(
-            features, epsilon=eps, use_scale=elementwise_affine, use_bias=has_bias,
-            use_fast_variance=False, rngs=rngs,
+            math.prod(self.normalized_shape), epsilon=eps, use_scale=elementwise_affine,
+            use_bias=has_bias, rngs=rngs,
         )  # fmt: skip
+        if elementwise_affine:
+            self.scale = nnx.Param(jnp.ones(self.normalized_shape))
+        if has_bias:
+            self.bias = nnx.Param(jnp.zeros(self.normalized_shape))
+
+    def __call__(self, x):
+        count = len(self.normalized_shape)
+        if count == 1:
+            return super().__call__(x)
+        axes = tuple(range(-count, 0))
+        y = (x - x.mean(axes, keepdims=True)) * jax.lax.rsqrt(
+            x.var(axes, keepdims=True) + self.epsilon
+        )
+        y = y if self.scale is None else y * self.scale
+        return y if self.bias is None else y + self.bias
 
 
 class Conv1d(nnx.Conv):
@@ -166,10 +180,11 @@ class Conv3d(Conv1d):
     source_arrays = {"kernel": ("weight", (2, 3, 4, 1, 0))}  # type: ignore[dict-item]
 
 
-class ConvTranspose2d(nnx.ConvTranspose):
-    """A transposed convolution of images with the channels first."""
+class ConvTranspose1d(nnx.ConvTranspose):
+    """A transposed convolution with the channels first."""
 
-    source_arrays = {"kernel": ("weight", (2, 3, 1, 0))}
+    rank = 1
+    source_arrays = {"kernel": ("weight", (2, 1, 0))}
 
     def __init__(
         self, in_channels, out_channels, kernel_size, stride=1, padding=0, output_padding=0,
@@ -177,20 +192,35 @@ class ConvTranspose2d(nnx.ConvTranspose):
     ):  # fmt: skip
         if groups != 1:
             raise ValueError(f"{groups} groups")
-        windows = zip(ntuple(dilation, 2), ntuple(kernel_size, 2), strict=True)
-        reach = [d * (k - 1) for d, k in windows]
-        pads = zip(reach, ntuple(padding, 2), ntuple(output_padding, 2), strict=True)
-        bound = (out_channels * math.prod(ntuple(kernel_size, 2))) ** -0.5
+        window, dilation = ntuple(kernel_size, self.rank), ntuple(dilation, self.rank)
+        reach = [d * (k - 1) for d, k in zip(dilation, window, strict=True)]
+        more = ntuple(output_padding, self.rank)
+        sizes = zip(reach, ntuple(padding, self.rank), more, strict=True)
+        bound = (out_channels * math.prod(window)) ** -0.5
         init = uniform_init(-bound, bound)
         super().__init__(
-            in_channels, out_channels, ntuple(kernel_size, 2), ntuple(stride, 2),
-            padding=[(r - p, r - p + more) for r, p, more in pads],
-            kernel_dilation=ntuple(dilation, 2), use_bias=bias, transpose_kernel=True,
+            in_channels, out_channels, window, ntuple(stride, self.rank),
+            padding=[(r - p, r - p + more) for r, p, more in sizes],
+            kernel_dilation=dilation, use_bias=bias, transpose_kernel=True,
             kernel_init=init, bias_init=init, rngs=rngs,
         )  # fmt: skip
 
     def __call__(self, x):
         return jnp.moveaxis(super().__call__(jnp.moveaxis(x, 1, -1)), -1, 1)
+
+
+class ConvTranspose2d(ConvTranspose1d):
+    """A transposed convolution of images with the channels first."""
+
+    rank = 2
+    source_arrays = {"kernel": ("weight", (2, 3, 1, 0))}  # type: ignore[dict-item]
+
+
+class ConvTranspose3d(ConvTranspose1d):
+    """A transposed convolution of volumes with the channels first."""
+
+    rank = 3
+    source_arrays = {"kernel": ("weight", (2, 3, 4, 1, 0))}  # type: ignore[dict-item]
 
 
 class BatchNorm2d(nnx.Module):
@@ -225,6 +255,10 @@ class BatchNorm1d(BatchNorm2d):
     """Normalisation of batches of features, or of sequences with the channels first."""
 
 
+class BatchNorm3d(BatchNorm2d):
+    """Normalisation of batches of volumes, with the channels first."""
+
+
 class GroupNorm(nnx.Module):
     """Normalisation of groups of channels, which come first."""
 
@@ -235,14 +269,27 @@ class GroupNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones(num_channels)) if affine else None
         self.bias = nnx.Param(jnp.zeros(num_channels)) if affine else None
 
+    def groups_of(self, x):
+        return self.num_groups
+
     def __call__(self, x):
-        groups = x.reshape(x.shape[0], self.num_groups, -1)
+        groups = x.reshape(x.shape[0], self.groups_of(x), -1)
         mean, var = groups.mean(-1, keepdims=True), groups.var(-1, keepdims=True)
         y = ((groups - mean) * jax.lax.rsqrt(var + self.eps)).reshape(x.shape)
         if self.scale is None:
             return y
         shape = (-1, *(1,) * (x.ndim - 2))
         return y * self.scale[...].reshape(shape) + self.bias[...].reshape(shape)
+
+
+class InstanceNorm2d(GroupNorm):
+    """Normalisation of each channel, which come second, of each example."""
+
+    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=False, *, rngs=None):
+        super().__init__(num_features, num_features, eps, affine)
+
+    def groups_of(self, x):
+        return x.shape[1]
 
 
 class MultiheadAttention(nnx.Module):

@@ -24,17 +24,30 @@ _ROWS: dict[type, Layer] = {
     nn.Dropout: Layer(
         "nnx.Dropout", {"p": "rate"}, {"rate": "0.5"}, attributes={"p": "rate"}
     ),
+    **{
+        kind: Layer("nnx.Dropout", {"p": "rate"}, {"rate": "0.5", "broadcast_dims": dims},
+                    attributes={"p": "rate"})
+        for kind, dims in (
+            (nn.Dropout1d, "(-1,)"), (nn.Dropout2d, "(-2, -1)"), (nn.Dropout3d, "(-3, -2, -1)"),
+        )
+    },
     nn.Conv1d: Layer("Conv1d", attributes=_OF_CONVOLUTIONS),
     nn.Conv2d: Layer("Conv2d", attributes=_OF_CONVOLUTIONS),
     nn.Conv3d: Layer("Conv3d", attributes=_OF_CONVOLUTIONS),
+    nn.ConvTranspose1d: Layer("ConvTranspose1d"),
     nn.ConvTranspose2d: Layer("ConvTranspose2d"),
+    nn.ConvTranspose3d: Layer("ConvTranspose3d"),
     nn.BatchNorm1d: Layer("BatchNorm1d"),
     nn.BatchNorm2d: Layer("BatchNorm2d"),
+    nn.BatchNorm3d: Layer("BatchNorm3d"),
     nn.LSTM: Layer("LSTM"),
     nn.GRU: Layer("GRU"),
     nn.LSTMCell: Layer("LSTMCell"),
     nn.GRUCell: Layer("GRUCell"),
     nn.GroupNorm: Layer("GroupNorm"),
+    nn.InstanceNorm1d: Layer("InstanceNorm2d"),
+    nn.InstanceNorm2d: Layer("InstanceNorm2d"),
+    nn.InstanceNorm3d: Layer("InstanceNorm2d"),
     nn.MaxPool1d: Layer("MaxPool1d", takes_rngs=False),
     nn.MaxPool2d: Layer("MaxPool2d", takes_rngs=False),
     nn.AvgPool1d: Layer("AvgPool1d", takes_rngs=False),
@@ -43,7 +56,10 @@ _ROWS: dict[type, Layer] = {
     nn.AdaptiveAvgPool2d: Layer("AdaptiveAvgPool2d", takes_rngs=False),
     nn.ConstantPad1d: Layer("ConstantPad1d", takes_rngs=False),
     nn.ConstantPad2d: Layer("ConstantPad2d", takes_rngs=False),
+    nn.ConstantPad3d: Layer("ConstantPad3d", takes_rngs=False),
+    nn.ZeroPad1d: Layer("ConstantPad1d", takes_rngs=False),
     nn.ZeroPad2d: Layer("ConstantPad2d", takes_rngs=False),
+    nn.ZeroPad3d: Layer("ConstantPad3d", takes_rngs=False),
     nn.Unfold: Layer("Unfold", takes_rngs=False),
     nn.MultiheadAttention: Layer("MultiheadAttention"),
     nn.Flatten: Layer("Flatten", takes_rngs=False),

@@ -119,8 +119,9 @@ IGNORED = frozenset(
 
 def says_bias(module: Any) -> bool:
     """Returns whether a module is a layer whose counterpart says whether it has a bias."""
-    kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d
-    return isinstance(module, kinds)
+    convolutions = nn.Conv1d | nn.Conv2d | nn.Conv3d
+    turned = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+    return isinstance(module, nn.Linear | convolutions | turned)
 
 
 def is_library_module(cls: Any) -> bool:

@@ -104,7 +104,8 @@ class AdaptiveAvgPool2d(Module):
     def __call__(self, x):
         if self.size == (1, 1):
             return x.mean(axis=(-2, -1), keepdims=True)
-        return adaptive_avg_pool(x, self.size)
+        sizes = zip(self.size, x.shape[-2:], strict=True)
+        return adaptive_avg_pool(x, [size or same for size, same in sizes])
 
 
 class ConstantPad1d(Module):
@@ -126,6 +127,12 @@ class ConstantPad2d(ConstantPad1d):
     """An image with a value around it, or without its edges."""
 
     rank = 2
+
+
+class ConstantPad3d(ConstantPad1d):
+    """A volume with a value around it, or without its faces."""
+
+    rank = 3
 
 
 class Unfold(Module):

@@ -169,6 +169,7 @@ def agree(
     if not isinstance(ours, np.ndarray) or ours.shape != theirs.shape:
         return False
     wanted = theirs.astype(np.complex128)
-    apart = np.abs(np.where(wanted == ours, 0, ours - wanted)).max(initial=0)
+    is_same = (wanted == ours) | (np.isnan(wanted) & np.isnan(ours))
+    apart = np.abs(np.where(is_same, 0, ours - wanted)).max(initial=0)
     finite = np.abs(wanted[np.isfinite(wanted)]).max(initial=1e-6)
     return bool(apart <= LIMITS["outputs"] * finite)
