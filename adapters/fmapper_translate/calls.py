@@ -6,9 +6,9 @@ import ast
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.utils import _ntuple
 
 from fmapper.translation import expr
 from fmapper_translate.printing.folding import is_constant
@@ -83,8 +83,21 @@ _OF_ATTENTION = (
 
 def count_of_tuple(callee: Any) -> int:
     """Returns how many numbers a function such as PyTorch's `_pair` gives; 0 for another one."""
-    is_tuple = getattr(callee, "__module__", "") == _ntuple.__module__ and callee.__closure__
+    is_tuple = getattr(callee, "__module__", "") == nn.modules.utils.__name__ and callee.__closure__
     return inspect.getclosurevars(callee).nonlocals.get("n", 0) if is_tuple else 0
+
+
+def makes_array(expressions: Expressions, call: ast.Call, callee: Any) -> bool:
+    """Returns whether a call makes a tensor of numbers, a list or an array of NumPy."""
+    if isinstance(callee, type) and (callee is torch.Tensor or callee in _LEGACY):
+        given = expressions.values(call.args[0]) if len(call.args) == 1 else []
+        return isinstance(call.args[0], ast.List) or any(
+            isinstance(item, list | tuple | np.ndarray) for item in given
+        )
+    return callee in (torch.tensor, torch.as_tensor, torch.from_numpy)
+
+
+_LEGACY = (torch.FloatTensor, torch.DoubleTensor, torch.IntTensor, torch.LongTensor)
 
 
 def transform(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr:

@@ -333,7 +333,7 @@ class Expressions(walk.Expressions):
                 return made
         if callee is torch.autograd.Variable:
             return self.code(node.args[0])
-        if isinstance(value, torch.Tensor) and self._makes_array(node, callee):
+        if isinstance(value, torch.Tensor) and calls.makes_array(self, node, callee):
             dtype = self.file.dialect.dtype(dtype_name(value.dtype))
             return expr("jnp.array({0}, {1})", self.code(node.args[0]), dtype)
         if event is not None and event.operations and callee not in _OVER_ELEMENTS:
@@ -345,15 +345,6 @@ class Expressions(walk.Expressions):
         if isinstance(node.func, ast.Name) and node.func.id == "super":
             return node
         return self.plain_call(node, self.code(node.func), [])
-
-    def _makes_array(self, node: ast.Call, callee: Any) -> bool:
-        """Returns whether a call makes a tensor of numbers, a list or an array of NumPy."""
-        if isinstance(callee, type) and (callee is torch.Tensor or callee in _LEGACY):
-            given = self.values(node.args[0]) if len(node.args) == 1 else []
-            return isinstance(node.args[0], ast.List) or any(
-                isinstance(item, list | tuple | np.ndarray) for item in given
-            )
-        return callee in (torch.tensor, torch.as_tensor, torch.from_numpy)
 
     def _call_with(self, node: ast.Call, function: Function, first: ast.expr) -> ast.Call:
         """Returns the call of a function with a module in front of the arguments."""
@@ -495,7 +486,6 @@ class Expressions(walk.Expressions):
 
 
 _OF_LAYERS = (nn.utils.weight_norm, nn.utils.parametrizations.weight_norm)
-_LEGACY = (torch.FloatTensor, torch.DoubleTensor, torch.IntTensor, torch.LongTensor)
 _UNUSED = ("recompute_scale_factor", "antialias")  # of `interpolate`
 _OVER_ELEMENTS = (zip, enumerate, list, tuple, reversed, sum)  # of arrays, too
 _INFINITIES = (float("inf"),)
