@@ -1,6 +1,6 @@
 """A model as source code for another framework, transcribed from the source of its classes.
 
-Models of PyTorch become files for Flax NNX, and models of Flax NNX and
+Models of PyTorch become files for Flax NNX or Equinox, and models of Flax NNX and
 Linen files for PyTorch. The model is
 made and called once while its source tells what each of its expressions gave and, of PyTorch,
 which operations it ran. Statements, names, loops, conditions and constructors are the source's;
@@ -21,7 +21,7 @@ contexts    what stands after `with`
 arrays      parameters and buffers
 constructors/  what constructors are given and do
 targets/    the frameworks of files, and what these have in common
-flax/       Flax NNX as one
+flax/, equinox/  each of them
 fallback    functions by their operations
 files       a file: classes, functions, helpers, `load_weights`
 witness     the functions of a file that give something else than the source's

@@ -166,6 +166,8 @@ def tie(expressions: Expressions, target: ast.expr, value: ast.expr) -> list[str
     if linear.bias is None and is_own and is_always:
         expressions.file.tie(linear, expressions.function, codes[1])
         return []
+    if expressions.file.target.is_tree:
+        return None
     expressions.file.tie(linear)
     given = codes if nodes[0] is one else codes[::-1]
     return [f"tie({', '.join(given)})"]
@@ -197,8 +199,42 @@ def _order_in_its_layer(expressions: Expressions, node: ast.expr) -> layers.Orde
 
 def argument(expressions: Expressions, node: ast.expr) -> ast.expr:
     """Returns the code for an argument of a function that may write into arrays."""
-    is_variable = is_array(expressions, node)
-    return variable(expressions, node) if is_variable else expressions.code(node)
+    if not is_array(expressions, node):
+        return expressions.code(node)
+    match variable(expressions, node):
+        case ast.Attribute(owner, name):
+            return expr(expressions.file.target.place.format("{0}", name), owner)
+        case other:
+            return other
+
+
+def refuse_change(expressions: Expressions, target: ast.expr) -> None:
+    """Refuses to give a module another attribute when it is called, where it is a tree.
+
+    Raises:
+        NotTranscribed: It is one.
+    """
+    file = expressions.file
+    if isinstance(target, ast.Attribute) and file.target.is_tree:
+        is_module = any(isinstance(x, nn.Module) for x in expressions.values(target.value))
+        if is_module and not file.constructs(expressions.function):
+            raise NotTranscribed(f"{ast.unparse(target)} changes when the model is called")
+
+
+def under_mask(expressions: Expressions, target: ast.Subscript, value: ast.expr) -> ast.expr | None:
+    """Returns what is written under a mask: a number, or an array of the target's size.
+
+    None for an array of as many rows as elements hold.
+    """
+    owners, masks = map(expressions.values, (target.value, target.slice))
+    if all(owner.ndim == mask.ndim for owner, mask in zip(owners, masks, strict=True)):
+        is_number = [getattr(item, "ndim", 0) == 0 for item in expressions.values(value)]
+        if isinstance(value, ast.Constant) or (is_number and all(is_number)):
+            return expressions.code(value)
+        match value:
+            case ast.Subscript(inner, mask) if ast.dump(mask) == ast.dump(target.slice):
+                return expressions.code(inner)
+    return None
 
 
 def index_of(node: ast.expr) -> ast.expr:

@@ -15,6 +15,7 @@ from fmapper_translate.printing.folding import is_constant
 
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions
+    from fmapper_translate.targets.layers import Layer
 
 # Functions that have the same arguments in JAX, in the same order -> what `dim` is called there.
 TRANSFORMS: dict[Any, str] = {
@@ -24,6 +25,23 @@ TRANSFORMS: dict[Any, str] = {
     torch.fft.fftn: "axes", torch.fft.ifftn: "axes", torch.fft.rfftn: "axes",
     torch.fft.irfftn: "axes",
 }  # fmt: skip
+
+
+def noise(expressions: Expressions, node: ast.Call) -> list[ast.keyword]:
+    """Returns the random numbers that a call of modules is given, if one of them draws."""
+    file, modules = expressions.file, expressions.values(node.func)
+    found = [file.target.noise(file, expressions.function, module) for module in modules]
+    for module in modules if any(found) else ():
+        function = file.recording.function_of(type(module).forward)
+        file.draws |= set() if function is None else {function}  # it is given them, too
+    return max(found, key=len, default=[])
+
+
+def with_new_keywords(node: ast.Call, layer: Layer | None) -> ast.Call:
+    """Returns a call of a layer with the keywords of its counterpart."""
+    new = {} if layer is None else layer.keywords
+    named = [ast.keyword(new.get(str(key.arg), key.arg), key.value) for key in node.keywords]
+    return ast.Call(node.func, node.args, named) if new else node
 
 
 def isinstance_(expressions: Expressions, call: ast.Call) -> ast.expr:

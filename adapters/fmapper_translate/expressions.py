@@ -134,7 +134,7 @@ class Expressions(walk.Expressions):
             return self.file.dialect.dtype(dtype_name(value))
         if value is torch.Tensor:
             return expr("jax.Array")
-        counterpart = library.counterpart_of(value)
+        counterpart = self.file.counterpart(value)
         if counterpart is not None:
             return expr(counterpart)
         if value in _INFINITIES and isinstance(value, float):
@@ -386,11 +386,9 @@ class Expressions(walk.Expressions):
         tied = self.file.tied_table(module, self.function)
         if tied:
             return expr(f"{tied}.attend({{0}})", self.code(node.args[0]))
-        noise = [
-            self.file.target.noise(self.file, self.function, item)
-            for item in self.values(node.func)
-        ]
-        return self.plain_call(node, self.code(node.func), max(noise, key=len, default=[]))
+        more = calls.noise(self, node)
+        node = calls.with_new_keywords(node, table.base_of(kind))
+        return self.plain_call(node, self.code(node.func), more)
 
     def _make(self, node: ast.Call, kind: type, *, bound: bool = False) -> ast.expr:
         table = self.file.layers

@@ -6,7 +6,8 @@ import ast
 import inspect
 import textwrap
 import types
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class File(walk.File):
         takers: Classes that take `rngs` since others that are made in their place do.
         draws: Classes, and functions without a module, that draw random numbers when called.
         tables: Names of tables of classes -> their code.
+        attributes: Classes -> the attributes that their constructors set.
         fallen: Functions that are written by their operations -> the reason.
         without_initial_values: Classes whose constructors give parameters values that the file
             does not.
@@ -80,6 +82,7 @@ class File(walk.File):
     ) -> None:
         self.target, self.layers, self.helpers = target, target.layers, target.helpers
         super().__init__(recording, model)
+        self.configs.header = target.dataclass
         self.only_evaluation = only_evaluation
         self.gives_initial_values = gives_initial_values
         self.initializers: set[Function | None] = set()
@@ -88,6 +91,7 @@ class File(walk.File):
         self.has_mode: set[type | None] = set()
         self.draws: set[type | Function | None] = set()
         self.takers: set[type | None] = set()
+        self.attributes: dict[type, dict[str, None]] = defaultdict(dict)
         self.fallen: dict[str, str] = {}
         self.tables: dict[str, ast.expr] = {}
         self.without_initial_values: set[type | None] = set()
@@ -264,11 +268,13 @@ class File(walk.File):
         return make_layer(_itself, made, cls, layer, self.target.source())
 
     def _more_arguments(self, cls: type) -> list[ast.keyword]:
-        return [self.target.source()] if self.takes_rngs(cls) else []
+        name = self.target.random
+        return [ast.keyword(name, expr(name))] if self.takes_rngs(cls) else []
 
     def _size(self) -> int:
         makers = sum(item.makes_modules for item in self.recording.functions)
         known = len(self.has_mode) + len(self.draws) + len(self.takers)
+        known += sum(map(len, self.attributes.values()))
         return super()._size() + known + makers
 
     def _print_class(self, cls: type) -> str:
@@ -276,8 +282,16 @@ class File(walk.File):
             return self.configs.print(cls)
         if library.is_record(cls):
             return self.configs.print_record(cls)
+        self.attributes.pop(cls, None)
         made = super()._print_class(cls)
         return made.replace(cls.__name__, self.class_name(cls) or cls.__name__, 1)
+
+    def _print_plain_class(self, cls: type, tree: ast.ClassDef) -> str:
+        code = super()._print_plain_class(cls, tree)
+        return code.replace("@dataclass\n", f"{self.target.dataclass}\n", 1)
+
+    def _fields(self, cls: type) -> list[str]:
+        return self.target.fields(self, cls)
 
     def _is_read(self, cls: type, name: str) -> bool:
         return not library.is_foreign(cls.__module__) or self.omissions.is_read(name)
@@ -290,6 +304,8 @@ class File(walk.File):
         """
         self.add(type(self.model))
         self._find_ties()
+        if not self.only_evaluation:
+            self.target.refuse(self)
         return super().print(title)
 
     def _find_ties(self) -> None:
@@ -309,7 +325,7 @@ class File(walk.File):
         if name is not None:
             return name
         if library.is_of_library(base.__module__):
-            return library.counterpart_of(base) or ""
+            return self.counterpart(base) or ""
         if self._is_hollow(base):
             return ", ".join(filter(None, map(self._base, base.__bases__)))
         return "" if base is object else base.__name__
@@ -340,7 +356,8 @@ class File(walk.File):
         used = names_in(f"{whole}\n\n\n{self._example}")
         embedded = self.dialect._embedded.imports
         known = {**_IMPORTS, **self.target.imports, **self._imports, **embedded}
-        imports = print_imports(line for name, line in known.items() if name in used)
+        future = "from __future__ import annotations\n\n" * self.target.is_tree  # of fields
+        imports = future + print_imports(line for name, line in known.items() if name in used)
         names = sorted(cls.__name__ for cls in self.without_initial_values if cls is not None)
         lacking = f"\n\n{_LACKING} {', '.join(names)}.\n" if names else ""
         return f'"""{title}{"." if lacking else ""}{lacking}"""\n\n{imports}\n\n\n{whole}\n'
@@ -356,16 +373,33 @@ class File(walk.File):
             return Helper(known.source.replace("(Module):", f"({self.target.module}):"))
         if name in self._renamed.values():
             return None
-        definition = _definition(self.target.library, name)
-        if definition:
-            return Helper(definition)
+        for module in self.target.library:
+            if definition := _definition(module, name):
+                return Helper(definition)
         return self.dialect.helper(name)
+
+    @property
+    def known_classes(self) -> Collection[type]:
+        """The classes of the model that the file has."""
+        return self._classes.keys()
+
+    def counterpart(self, value: Any) -> str | None:
+        """Returns what the file has for an object of a library, if it has something for it."""
+        name = library.counterpart_of(value)
+        return self.target.module if name == library.MODULE else name
+
+    def is_tied(self, name: str) -> bool:
+        """Returns whether an array is that of a layer in whose place an embedding stands."""
+        part = self.model.get_submodule(name.rpartition(".")[0])
+        return bool(self._tied.get(id(part), (None, ""))[1])
 
     def tied_names(self) -> dict[str, str]:
         """Returns the names of arrays that the file's model has only under another name."""
         arrays = dict(self.model.named_parameters(remove_duplicate=False))
         tied = {f"{name}.weight" for name, part in self.model.named_modules()
                 if self._tied.get(id(part), (None, ""))[1]}  # fmt: skip
+        if self.target.is_tree:
+            tied |= arrays.keys() - dict(self.model.named_parameters()).keys()
         return {
             name: next(n for n, x in arrays.items() if x is arrays[name] and n not in tied)
             for name in sorted(tied)

@@ -79,6 +79,8 @@ class Statements(walk.Statements):
             body[len(document) : len(document)] = refusal
         if self._is_constructor and self._function.owner in self._file.has_mode:
             body.append(f"self.{self._file.target.mode} = False")
+            if self._function.owner is not None:
+                self._file.attributes[self._function.owner].setdefault(self._file.target.mode)
         return self._file.target.frame(self._file, self._function, body)
 
     def _is_dropped(self, parameter: ast.arg) -> bool:
@@ -89,7 +91,7 @@ class Statements(walk.Statements):
         is_torch = self._function.target.__module__.startswith("torch.")
         return None if is_torch else super()._annotation(node)
 
-    def _more_parameters(self) -> list[ast.arg]:
+    def _more_parameters(self) -> list[tuple[ast.arg, ast.expr | None]]:
         takes = self._is_constructor and self._file.takes_rngs(self._function.owner)
         is_drawing = self._function in self._file.draws
         if not self._function.makes_modules and not takes and not is_drawing:
@@ -131,7 +133,8 @@ class Statements(walk.Statements):
                 owners = self.expressions.values(base)
                 if owners and all(map(layers.says_bias, owners)):
                     owner = text(self.code(base))
-                    yield f"{owner}.use_bias = {owner}.bias is not None"
+                    if not self._file.target.is_tree:
+                        yield f"{owner}.use_bias = {owner}.bias is not None"
 
     def _assign_one(self, target: ast.expr, value: ast.expr) -> Iterator[str]:
         if isinstance(target, ast.Subscript):
@@ -154,8 +157,12 @@ class Statements(walk.Statements):
                 return
         if isinstance(target, ast.Attribute) and arrays.is_array(self.expressions, value):
             tied = arrays.tie(self.expressions, target, value)
-            shared = arrays.share(self.expressions, target, value) if tied is None else ""
-            yield from [shared] if tied is None else tied
+            if tied is not None:
+                yield from tied
+            elif self._file.target.is_tree:
+                yield self._set(target, self.code(value))
+            else:
+                yield arrays.share(self.expressions, target, value)
             return
         values = self.expressions.values(value)
         if values and all(self._file.tied_table(item, self._function) for item in values):
@@ -165,7 +172,26 @@ class Statements(walk.Statements):
         code = self.code(value)
         if isinstance(target, ast.Attribute):
             code = self._attribute(target, value, code)
-        yield f"{bare(self._target(target))} = {bare(code)}"
+        yield self._set(target, code)
+
+    def _set(self, target: ast.expr, code: ast.expr) -> str:
+        """Returns the statement that gives a variable or an attribute a value."""
+        arrays.refuse_change(self.expressions, target)
+        match target:
+            case ast.Attribute(base, name) if not self._is_self(base):
+                owners = self.expressions.values(base)
+                if owners and all(isinstance(item, nn.Module) for item in owners):
+                    return self._file.target.part.format(text(self.code(base)), name, bare(code))
+        return f"{bare(self._target(target))} = {bare(code)}"
+
+    def _is_self(self, base: ast.expr) -> bool:
+        return self._function.is_method and isinstance(base, ast.Name) and base.id == "self"
+
+    def _target(self, target: ast.expr) -> ast.expr:
+        match target:
+            case ast.Attribute(base, name) if self._is_self(base) and self._function.owner:
+                self._file.attributes[self._function.owner].setdefault(name)
+        return super()._target(target)
 
     def _attribute(self, target: ast.Attribute, value: ast.expr, code: ast.expr) -> ast.expr:
         """Returns the code for what becomes an attribute of an object."""
@@ -213,7 +239,11 @@ class Statements(walk.Statements):
             raise NotTranscribed("it writes into a part of a part")
         parts = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
         values = [next(iter(self.expressions.values(part)), None) for part in parts]
-        under = self._under(target, value) if rows.is_mask(values[0]) and len(parts) == 1 else None
+        under = (
+            arrays.under_mask(self.expressions, target, value)
+            if rows.is_mask(values[0]) and len(parts) == 1
+            else None
+        )
         method = None if op is None else _METHODS.get(type(op))
         if under is not None:
             made = under if op is None else ast.BinOp(owner, op, under)
@@ -229,21 +259,6 @@ class Statements(walk.Statements):
             return arrays.write(self.expressions, target.value, made)
         return f"{text(owner)} = {text(made)}"
 
-    def _under(self, target: ast.Subscript, value: ast.expr) -> ast.expr | None:
-        """Returns what is written under a mask: a number, or an array of the target's size.
-
-        None for an array of as many rows as elements hold.
-        """
-        owners, masks = map(self.expressions.values, (target.value, target.slice))
-        if all(owner.ndim == mask.ndim for owner, mask in zip(owners, masks, strict=True)):
-            is_number = [getattr(item, "ndim", 0) == 0 for item in self.expressions.values(value)]
-            if isinstance(value, ast.Constant) or (is_number and all(is_number)):
-                return self.code(value)
-            match value:
-                case ast.Subscript(inner, mask) if ast.dump(mask) == ast.dump(target.slice):
-                    return self.code(inner)
-        return None
-
     def _augment(self, node: ast.AugAssign) -> Iterator[str]:
         sign = SIGNS.get(type(node.op), "")
         if isinstance(node.target, ast.Subscript):
@@ -255,6 +270,7 @@ class Statements(walk.Statements):
             case ast.Attribute(array, "data") if arrays.is_array(self.expressions, array):
                 yield arrays.change(self.expressions, array, sign, node.value)
                 return
+        arrays.refuse_change(self.expressions, node.target)
         yield from super()._augment(node)
 
     # --- calls ------------------------------------------------------------------------------------
@@ -272,8 +288,16 @@ class Statements(walk.Statements):
         elif name in _SETTERS and isinstance(func, ast.Attribute):
             owner, *codes = [text(self.code(item)) for item in (func.value, *call.args)]
             kinds = {*map(type, self.expressions.values(func.value))}
-            named = f"{owner}.add_module(" if nn.Sequential in kinds else f"setattr({owner}, "
+            is_named = nn.Sequential in kinds
+            match call.args:
+                case [ast.Constant(str(name)), value] if not is_named and name.isidentifier():
+                    part = ast.Attribute(func.value, name, ast.Store())
+                    yield self._set(part, self._attribute(part, value, self.code(value)))
+                    return
+            named = f"{owner}.add_module(" if is_named else f"setattr({owner}, "
             is_list = kinds == {nn.ModuleList}  # whose next place is the name
+            if self._file.target.is_tree and not is_named and not is_list:
+                raise NotTranscribed("a module's attributes have fixed names there")
             yield f"{owner}.append({codes[1]})" if is_list else f"{named}{', '.join(codes)})"
         elif callee is print or library.is_message(callee) or name in _WITHOUT_EFFECT:
             return
@@ -333,6 +357,8 @@ class Statements(walk.Statements):
 
     def _freeze(self, part: ast.expr, trained: ast.expr) -> Iterator[str]:
         """Prints what has a module or a parameter be trained, or not: `w.requires_grad = False`."""
+        if self._file.target.is_tree:
+            return  # in a model for evaluation alone
         code, test = arrays.argument(self.expressions, part), self.code(trained)
         if not isinstance(test, ast.Constant):
             yield f"if not {text(test)}:"
@@ -406,7 +432,8 @@ class Statements(walk.Statements):
         assert isinstance(call.func, ast.Attribute)
         owner = text(self.code(call.func.value))
         if isinstance(name, ast.Constant):
-            yield f"{owner}.{name.value!s} = {text(made)}"
+            part = ast.Attribute(call.func.value, str(name.value), ast.Store())
+            yield self._set(part, made)
         else:
             yield f"setattr({owner}, {text(self.code(name))}, {text(made)})"
 

@@ -44,7 +44,7 @@ _MAKER = "make_model"
 
 @dataclass(frozen=True)
 class Transcription:
-    """A file for Flax NNX or PyTorch.
+    """A file for Flax NNX, Equinox or PyTorch.
 
     Attributes:
         code: The file.
@@ -185,16 +185,16 @@ def transcribe(
     """Writes a model as a file for another framework, in the words of its source.
 
     Args:
-        model: The model: a module of PyTorch for a file for Flax NNX; or a module of NNX or
-            Equinox, or a bound module of Linen or the pair of one and its variables, for a file for
-            PyTorch.
+        model: The model: a module of PyTorch for a file for Flax NNX or Equinox; or a module of NNX
+            or Equinox, or a bound module of Linen or the pair of one and its variables, for a file
+            for PyTorch.
         inputs: What it is called with, by position; or a list of such, of which each lets other
             sides of conditions run.
         arguments: What its class was given, by position and by keyword; read from the model's
             attributes and layers if None. `rngs` is not among them. Modules of Linen have them as
             fields.
         options: What it is called with by keyword, and of Linen also by `apply`: `rngs`, `mutable`.
-        target: `"flax"` or `"torch"`; by default the other one than the model's.
+        target: `"flax"` or `"equinox"` for models of PyTorch, by default the first; else `"torch"`.
 
     Raises:
         NotTranscribed: Something in it has no counterpart; says what and where.
@@ -203,7 +203,7 @@ def transcribe(
     if target not in ((None, *TARGETS) if is_torch else (None, "torch")):
         raise NotTranscribed(
             f"{type(model).__name__} is not a model that is transcribed for {target}: modules of "
-            "PyTorch are for Flax NNX, and those of NNX, Linen and Equinox for PyTorch"
+            "PyTorch are for Flax NNX and Equinox, and those of NNX, Linen and Equinox for PyTorch"
         )
     if isinstance(model, nn.Module):
         to = _target(target or "flax")
@@ -231,11 +231,15 @@ def transcribe(
     return from_nnx(model, inputs, arguments, options)
 
 
-TARGETS = ("flax",)
+TARGETS = ("flax", "equinox")
 
 
 def _target(name: str) -> Target:
     """Returns a target for models of PyTorch."""
+    if name == "equinox":
+        from fmapper_translate.equinox.target import EquinoxTarget
+
+        return EquinoxTarget()
     from fmapper_translate.flax.target import FlaxTarget
 
     return FlaxTarget()
@@ -315,7 +319,9 @@ def _from_torch(
     def differ(code: str, example: str) -> dict[Function, str]:
         return functions_that_differ(code, example, recording, target, weights, examples)
 
-    settings: dict[str, Any] = {"only_evaluation": only_evaluation}
+    settings: dict[str, Any] = {
+        "only_evaluation": only_evaluation, "gives_initial_values": not target.is_tree
+    }  # fmt: skip
     file = File(recording, twin, target, **settings)
     try:
         code, example = file.write(title, args, kwargs, differ)
@@ -359,6 +365,15 @@ def _are_equal(call: Callable[[nn.Module], object], model: nn.Module, other: nn.
     return is_same and len(ours) == len(theirs)
 
 
+def _place(model: nn.Module, file: File, path: str) -> Iterator[str]:
+    """Returns the steps to a part of a file's model."""
+    part = model
+    for step in path.split(".") if path else ():
+        layer = file.layers.layer_of(type(part))
+        yield from filter(None, [layer and layer.inside, step])
+        part = part.get_submodule(step)
+
+
 def _rules_of(model: nn.Module, file: File) -> Rules:
     """Returns the rules from a state dict to the state of the file's model."""
     places: dict[str, tuple[str, layers.Order]] = {}
@@ -367,8 +382,9 @@ def _rules_of(model: nn.Module, file: File) -> Rules:
         layer = file.layer_of(part)
         for name in [*part._parameters, *part._buffers]:
             key, order = layer.variable(name) if layer is not None else (name, None)
-            prefix = f"{path}." if path else ""
-            places[prefix + name] = prefix + key, order
+            inside = [layer.inside] if layer is not None and layer.inside else []
+            steps = [*_place(model, file, path), *inside, key]
+            places[f"{path}.{name}" if path else name] = ".".join(steps), order
     saved = {name: value.numpy() for name, value in model.state_dict().items()
              if name not in tied and "num_batches_tracked" not in name}  # fmt: skip
 

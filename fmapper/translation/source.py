@@ -60,11 +60,11 @@ def source(
     which fills it from the model's state dict. It imports neither fmapper nor the framework that
     the model comes from.
 
-    Models of torch for `flax`, and those of NNX, Linen and Equinox for `torch`, are written in the
-    words of their source: its constructors, conditions and loops, for both modes, and the results
-    of each function in evaluation are compared with the model's. Where that is not possible, and
-    all others, from the operations of a call; the file's docstring then says what was not
-    possible.
+    Models of torch for `flax` and `equinox`, and those of NNX, Linen and Equinox for `torch`, are
+    written in the words of their source: its constructors, conditions and loops, for both modes,
+    and the results of each function in evaluation are compared with the model's. Where that is not
+    possible, and all others, from the operations of a call; the file's docstring then says what was
+    not possible.
 
     Args:
         model: What `convert(..., structure=True)` has given; or a model to be translated.

@@ -1,4 +1,4 @@
-"""Models transcribed to Flax, proved, and put beside today's files.
+"""Models transcribed to Flax or Equinox, proved, and put beside today's files.
 
 For each model it prints whether its file is proved, the lines of the source's classes and
 functions that the file has and of the file's, the functions that are written by their operations,
@@ -8,8 +8,10 @@ repositories write them, or small ones of a library: one of each architecture of
 
     PYTHONPATH=tests python -m sweeps.transcription --out FOLDER [--old] [NAME ...]
     PYTHONPATH=tests python -m sweeps.transcription --out FOLDER --library transformers [NAME ...]
+    PYTHONPATH=tests python -m sweeps.transcription --out FOLDER --target equinox [NAME ...]
 
-With `--golden`, the files for PyTorch that tests compare are written anew, and nothing is proved:
+With `--golden`, the files for PyTorch and Equinox that tests compare are written anew, and nothing
+is proved:
 
     PYTHONPATH=tests python -m sweeps.transcription --golden [NAME ...]
 """
@@ -69,7 +71,7 @@ def definitions(code: str) -> set[str]:
     return {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 
 
-def case(name: str, library: str, out: Path, *, old: bool) -> dict[str, Any]:
+def case(name: str, library: str, out: Path, *, target: str, old: bool) -> dict[str, Any]:
     """Transcribes one model, proves its file, and writes it."""
     warnings.simplefilter("ignore")
     arguments, options = None, {}
@@ -83,7 +85,7 @@ def case(name: str, library: str, out: Path, *, old: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"model": type(model).__name__}
     began = time.process_time()
     try:
-        made = transcribe(model, inputs, arguments, options)
+        made = transcribe(model, inputs, arguments, options, target=target)
     except ConversionError as error:
         return {**found, "class": "refused", "reason": str(error)}
     found["transcribed"] = round(time.process_time() - began, 1)
@@ -98,9 +100,10 @@ def case(name: str, library: str, out: Path, *, old: bool) -> dict[str, Any]:
         return {**found, "class": "error", "reason": str(error)}
     found["errors"] = str(proof)
     found |= {"class": "ok"} if proof else {"class": "MISMATCH", "reason": str(proof)}
+    found["only_evaluation"] = made.only_evaluation
     if old:
         began = time.process_time()
-        code = source(model, "flax", inputs, **options)
+        code = source(model, target, inputs, **options)
         (out / f"{name}_old.py").write_text(code)
         taken = len([row for row in code.splitlines() if row.strip()])
         found["old"] = taken, round(time.process_time() - began, 1)
@@ -111,15 +114,22 @@ def write_golden(names: Sequence[str]) -> None:
     """Writes the golden files of some models, as `mlp` or `linen/mlp`, or of all."""
     found = (str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.py"))
     for name in names or sorted(found):
-        made = transcribe(*golden_case(name))
+        made = transcribe(*golden_case(name), target=golden_target(name))
         (GOLDEN / f"{name}.py").write_text(made.code)
 
 
 def golden_case(name: str) -> tuple[Any, ...]:
     """Returns the arguments of `transcribe` for a model that has a golden file."""
     source, _, name = name.rpartition("/")
+    if source == "to_equinox":
+        return build(name)[1:]
     found = importlib.import_module(f"models.{source or 'nnx'}_repositories.{name}").build()
     return (*found[:2], None, *found[2:]) if source == "linen" else found
+
+
+def golden_target(name: str) -> str | None:
+    """Returns the target of a golden file, if it is not PyTorch."""
+    return "equinox" if name.startswith("to_equinox/") else None
 
 
 def main() -> None:
@@ -128,6 +138,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--out", type=Path, default=Path("transcribed"))
     parser.add_argument("--golden", action="store_true", help="write the golden files anew")
+    parser.add_argument("--target", default="flax", choices=("flax", "equinox"))
     parser.add_argument("--library", default="repositories", choices=("repositories", *_OTHERS))
     parser.add_argument("--old", action="store_true", help="write the files of today beside them")
     parser.add_argument("--seconds", type=float, default=300.0, help="of a processor, per model")
@@ -140,7 +151,9 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     for name in given.names or _OTHERS.get(given.library, NAMES):
         found = sweeping.run_case(
-            lambda name=name: case(name, given.library, given.out, old=given.old),  # type: ignore[misc]
+            lambda name=name: case(  # type: ignore[misc]
+                name, given.library, given.out, target=given.target, old=given.old
+            ),
             seconds=given.seconds,
             gigabytes=given.gigabytes,
         )
@@ -155,7 +168,9 @@ def _tell(found: dict[str, Any]) -> str:
         return f"{found['class']}: {found.get('reason', '')}"
     theirs, ours = found["lines"]
     words = [
-        "proved" if found["class"] == "ok" else f"{found['class']}: {found['reason']}",
+        f"proved{' in evaluation' * bool(found.get('only_evaluation'))}"
+        if found["class"] == "ok"
+        else f"{found['class']}: {found['reason']}",
         f"{theirs} lines, in the file {ours}",
         f"by operations: {', '.join(found['fallen']) or 'none'}",
         f"{found['transcribed']:.0f} s, {found['seconds']:.0f} s in all",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from fmapper_translate.flax import layers, recurrent
-from fmapper_translate.targets.layers import NONE as _NONE
-from fmapper_translate.targets.layers import Activation, Layer, Layers
+from fmapper_translate.targets.layers import Layer, Layers, activations, functions
 
 _OF_CONVOLUTIONS = {
     "groups": "feature_group_count", "stride": "strides", "dilation": "kernel_dilation",
@@ -70,34 +67,8 @@ _ROWS: dict[type, Layer] = {
     nn.Parameter: Layer("nnx.Param", {"data": "value"}, takes_rngs=False),
 }  # fmt: skip
 
-# Layers without arrays -> functions, and the keywords that their arguments are.
-_ACTIVATIONS: dict[type, Activation] = {
-    nn.ReLU: ("nnx.relu", _NONE, _NONE),
-    nn.ReLU6: ("nnx.relu6", _NONE, _NONE),
-    nn.SiLU: ("nnx.silu", _NONE, _NONE),
-    nn.Mish: ("jax.nn.mish", _NONE, _NONE),
-    nn.Sigmoid: ("nnx.sigmoid", _NONE, _NONE),
-    nn.Tanh: ("jnp.tanh", _NONE, _NONE),
-    nn.Softplus: ("nnx.softplus", _NONE, _NONE),
-    nn.Hardswish: ("nnx.hard_swish", _NONE, _NONE),
-    nn.Hardsigmoid: ("nnx.hard_sigmoid", _NONE, _NONE),
-    nn.ELU: ("nnx.elu", {"alpha": "alpha"}, _NONE),
-    nn.LeakyReLU: ("nnx.leaky_relu", {"negative_slope": "negative_slope"}, _NONE),
-    nn.GELU: ("nnx.gelu", {"approximate": "approximate"}, {"approximate": "False"}),
-    nn.Softmax: ("nnx.softmax", {"dim": "axis"}, _NONE),
-    nn.Identity: ("lambda x: x", _NONE, _NONE),
-}
-_FUNCTIONS: Mapping[Any, str] = {
-    torch.relu: "nnx.relu", nn.functional.relu: "nnx.relu", nn.functional.silu: "nnx.silu",
-    nn.functional.interpolate: "interpolate", nn.utils.weight_norm: "add_weight_norm",
+_FUNCTIONS: dict[Any, str] = {
+    nn.utils.weight_norm: "add_weight_norm",
     nn.utils.parametrizations.weight_norm: "add_parametrized_weight_norm",
-    torch.tanh: "jnp.tanh", torch.sigmoid: "nnx.sigmoid", nn.functional.softplus: "nnx.softplus",
-    nn.functional.tanh: "jnp.tanh", nn.functional.sigmoid: "nnx.sigmoid",
-    nn.functional.gelu: "partial(nnx.gelu, approximate=False)", nn.functional.relu6: "nnx.relu6",
-    nn.functional.elu: "nnx.elu", nn.functional.selu: "nnx.selu", torch.selu: "nnx.selu",
-    nn.functional.leaky_relu: "nnx.leaky_relu", nn.functional.mish: "jax.nn.mish",
-    nn.functional.hardswish: "nnx.hard_swish", nn.functional.hardsigmoid: "nnx.hard_sigmoid",
-    nn.functional.logsigmoid: "nnx.log_sigmoid", torch.sin: "jnp.sin", torch.cos: "jnp.cos",
-    torch.exp: "jnp.exp", torch.abs: "jnp.abs", torch.square: "jnp.square",
-}  # fmt: skip
-LAYERS = Layers(_ROWS, _ACTIVATIONS, _FUNCTIONS, (recurrent, layers))
+}
+LAYERS = Layers(_ROWS, activations("nnx"), {**functions("nnx"), **_FUNCTIONS}, (recurrent, layers))

@@ -19,6 +19,7 @@ from fmapper_translate.flax.table import LAYERS
 from fmapper_translate.functions import Function
 from fmapper_translate.operations import negate
 from fmapper_translate.targets import Target, derivatives, functions, pools, rows
+from fmapper_translate.targets import transformers as target_transformers
 
 if TYPE_CHECKING:
     from fmapper_translate.files import File
@@ -44,7 +45,7 @@ class FlaxTarget(Target):
         rows,
         functions,
     )
-    library: ClassVar[types.ModuleType] = transformers
+    library: ClassVar[Sequence[types.ModuleType]] = (transformers, target_transformers)
     imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
     dialect = FlaxDialect
     loading = (weights.load_weights, weights.source_state, weights.named_arrays)
@@ -66,9 +67,9 @@ class FlaxTarget(Target):
         """Returns the code for a random key when a model is made."""
         return expr("rngs.params()")
 
-    def parameter(self, function: Function, *, constructs: bool) -> ast.arg:
+    def parameter(self, function: Function, *, constructs: bool) -> tuple[ast.arg, Any]:
         """Returns `rngs`."""
-        return ast.arg("rngs", expr("nnx.Rngs") if constructs else None)
+        return ast.arg("rngs", expr("nnx.Rngs") if constructs else None), None
 
     def frame(self, file: File, function: Function, body: list[str]) -> list[str]:
         """Returns the lines with the random numbers that an object keeps."""

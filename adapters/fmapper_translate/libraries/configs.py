@@ -20,9 +20,11 @@ class Configs:
 
     Args:
         code: Returns the code for a value.
+        header: The decorator of configurations.
     """
 
-    def __init__(self, code: Callable[[Any], ast.expr]) -> None:
+    def __init__(self, code: Callable[[Any], ast.expr], header: str = "@dataclass") -> None:
+        self.header = header
         self._code = code
         self._fields: dict[type, dict[str, Any]] = defaultdict(dict)
         self._defaults: dict[type, Any] = {}
@@ -78,7 +80,7 @@ class Configs:
             kind = type(value) if type(value) in _TYPES else None
             rows.append(f"    {name}: {kind.__name__ if kind else 'Any'} = {default}")
         body = "\n".join(rows) or "    pass"
-        return f"@dataclass\nclass {cls.__name__}:\n{body}"
+        return f"{self.header}\nclass {cls.__name__}:\n{body}"
 
     def print_record(self, cls: type) -> str:
         """Returns the class of what a model returns, with the fields that it is made with."""

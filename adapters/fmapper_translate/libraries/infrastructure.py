@@ -19,6 +19,7 @@ from unittest import mock
 from torch import nn
 
 _LIBRARY = "transformers"
+MODULE = "Module"  # the class of the target's modules
 # Modules of the library that are written like a model's, though they are not in `models`.
 _OF_MODELS = (
     "models.", "modeling_outputs.", "modeling_rope_utils.", "pytorch_utils.", "time_series_utils.",
@@ -28,7 +29,7 @@ _NOT_OF_MODELS = "models.auto."
 # Names of modules -> names of theirs -> what a file has for them.
 _COUNTERPARTS = {
     "modeling_utils": {"PreTrainedModel": "PreTrainedModel"},
-    "modeling_layers": {"GradientCheckpointingLayer": "nnx.Module"},
+    "modeling_layers": {"GradientCheckpointingLayer": MODULE},
     "utils.generic": {"ModelOutput": "ModelOutput"},
     "activations": {
         "ACT2FN": "ACT2FN", "get_activation": "get_activation", "gelu": "get_activation('gelu')",

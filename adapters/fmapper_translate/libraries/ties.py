@@ -37,12 +37,15 @@ def _share(expressions: Expressions, owner: nn.Module, name: str, other: str) ->
         layer.variable(item) if layer is not None else (item, None)
         for layer, item in zip(kinds, (key, source_key), strict=True)
     ]
-    if variables[0][1] == variables[1][1]:
+    is_tree = expressions.file.target.is_tree
+    if not is_tree and variables[0][1] == variables[1][1]:
         yield f"{_place(path)}.{variables[0][0]} = {_place(source)}.{variables[1][0]}"
     elif isinstance(target, nn.Linear) and isinstance(origin, nn.Embedding):
         if target.bias is None and "." not in path:
             expressions.file.tie(target, expressions.function, _place(source))
             return
+        if is_tree:
+            return  # both have it
         expressions.file.tie(target)
         yield f"tie({_place(path)}, {_place(source)})"
 

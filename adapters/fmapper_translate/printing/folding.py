@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+_MODES = ("deterministic", "inference")  # attributes that are bools
+
 
 def fold(node: ast.expr) -> ast.expr:
     """Returns a condition or choice without what constants decide."""
     match node:
         case ast.UnaryOp(ast.Not(), ast.Constant(value)):
             return ast.Constant(not value)
-        case ast.UnaryOp(
-            ast.Not(), ast.UnaryOp(ast.Not(), ast.Attribute(attr="deterministic") as inner)
+        case ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), ast.Attribute(attr=name) as inner)) if (
+            name in _MODES
         ):
             return inner  # a bool
         case ast.IfExp(ast.UnaryOp(ast.Not(), test), then, other):

@@ -42,14 +42,19 @@ class Target(ABC):
         walk: The function that yields all modules in one, with their paths.
         layers: The table of layers.
         helpers: The modules whose definitions a file takes along.
-        library: The module with the counterparts of a library's infrastructure.
+        library: The modules with the counterparts of a library's infrastructure.
         imports: Names -> the statements that import them.
         dialect: The printers of operations.
         loading: The functions that every file has.
         arrays: Kinds of arrays -> their code in a constructor.
+        place: The code for an array `{1}` of a module `{0}` that a function gives values.
+        part: The statement that gives a module `{0}` another attribute `{1}`.
+        dataclass: The decorator of configurations.
         option: The code that gives a parameter `{0}` an option `{1}` of the value `{2}`.
         new_part: The code for a module in the place of a setting that was None.
         plain_list: The code for a list of modules that have their names elsewhere.
+        is_tree: Whether modules are trees: with fixed attributes, and of each array one copy for
+            each place, which says nothing of how it is trained.
         no_part: The code for a module without a class.
         copy: The code for a copy of a module; the module itself where nothing changes it.
     """
@@ -63,24 +68,35 @@ class Target(ABC):
     walk: ClassVar[str]
     layers: ClassVar[Layers]
     helpers: ClassVar[Sequence[types.ModuleType]]
-    library: ClassVar[types.ModuleType]
+    library: ClassVar[Sequence[types.ModuleType]]
     imports: ClassVar[Mapping[str, str]]
     dialect: ClassVar[type[JaxDialect]]
     loading: ClassVar[Sequence[Callable[..., Any]]]
     arrays: ClassVar[Mapping[str, str]]
+    place: ClassVar[str] = "{0}.{1}"
+    part: ClassVar[str] = "{0}.{1} = {2}"
     option: ClassVar[str] = ""
+    dataclass: ClassVar[str] = "@dataclass"
     new_part: ClassVar[str] = "{0}"
     plain_list: ClassVar[str] = "{0}"
+    is_tree: ClassVar[bool] = False
     no_part: ClassVar[str] = ""
     copy: ClassVar[str] = "{0}"
+
+    def refuse(self, file: File) -> None:  # noqa: B027
+        """Refuses a file whose model has no counterpart in training.
+
+        Raises:
+            NotTranscribed: It has none.
+        """
 
     @abstractmethod
     def source(self) -> ast.keyword:
         """Returns the random numbers that a constructor of a layer is given."""
 
     @abstractmethod
-    def parameter(self, function: Function, *, constructs: bool) -> ast.arg:
-        """Returns the parameter of a function for random numbers."""
+    def parameter(self, function: Function, *, constructs: bool) -> tuple[ast.arg, Any]:
+        """Returns the parameter of a function for random numbers, and its default."""
 
     @abstractmethod
     def frame(self, file: File, function: Function, body: list[str]) -> list[str]:

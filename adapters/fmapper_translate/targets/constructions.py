@@ -22,7 +22,7 @@ def make_layer(
     *,
     bound: bool = False,
     func: ast.expr | None = None,
-) -> ast.Call:
+) -> ast.expr:
     """Returns the code that makes a layer.
 
     Args:
@@ -47,6 +47,9 @@ def make_layer(
             keywords.setdefault(name, expr(default))
     if layer.takes_rngs:
         keywords[given.arg] = given.value
+    if layer.name == "list" and not keywords:  # which is written as one
+        known = args[0] if args else ast.List([], ast.Load())
+        return known if isinstance(known, ast.List | ast.ListComp) else expr("list({0})", known)
     return _call(func or code(call.func), args, keywords)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 
 Order = tuple[int, ...] | None
@@ -29,6 +30,8 @@ class Layer:
         is_one_number: Parameters that are one number, where PyTorch may be given a tuple of one.
         arrays: Its variables -> PyTorch's names, and the order of the dimensions, where they
             differ.
+        keywords: Keywords of calls -> those of this one.
+        inside: Its attribute that holds what PyTorch's layer has itself.
     """
 
     name: str
@@ -39,6 +42,8 @@ class Layer:
     takes_rngs: bool = True
     is_one_number: frozenset[str] = frozenset()
     arrays: Mapping[str, tuple[str, Order]] = field(default_factory=dict)
+    keywords: Mapping[str, str] = field(default_factory=dict)
+    inside: str = ""
 
     def variable(self, name: str) -> tuple[str, Order]:
         """Returns its variable for an array of PyTorch's layer, and the order of its dimensions."""
@@ -52,6 +57,44 @@ class Layer:
 
 # A function, PyTorch's arguments -> its keywords, and keywords that are always there -> their code.
 Activation = tuple[str, Mapping[str, str], Mapping[str, str]]
+
+
+def activations(module: str) -> dict[type, Activation]:
+    """Returns the activations as a module has them: `nnx`, `jax.nn`."""
+    return {
+        nn.ReLU: (f"{module}.relu", NONE, NONE),
+        nn.ReLU6: (f"{module}.relu6", NONE, NONE),
+        nn.SiLU: (f"{module}.silu", NONE, NONE),
+        nn.Mish: ("jax.nn.mish", NONE, NONE),
+        nn.Sigmoid: (f"{module}.sigmoid", NONE, NONE),
+        nn.Tanh: ("jnp.tanh", NONE, NONE),
+        nn.Softplus: (f"{module}.softplus", NONE, NONE),
+        nn.Hardswish: (f"{module}.hard_swish", NONE, NONE),
+        nn.Hardsigmoid: (f"{module}.hard_sigmoid", NONE, NONE),
+        nn.ELU: (f"{module}.elu", {"alpha": "alpha"}, NONE),
+        nn.LeakyReLU: (f"{module}.leaky_relu", {"negative_slope": "negative_slope"}, NONE),
+        nn.GELU: (f"{module}.gelu", {"approximate": "approximate"}, {"approximate": "False"}),
+        nn.Softmax: (f"{module}.softmax", {"dim": "axis"}, NONE),
+        nn.Identity: ("lambda x: x", NONE, NONE),
+    }
+
+
+def functions(module: str) -> dict[Any, str]:
+    """Returns functions of PyTorch -> those of files, with activations of a module."""
+    names = {
+        "relu": "relu", "relu6": "relu6", "silu": "silu", "softplus": "softplus", "elu": "elu",
+        "selu": "selu", "leaky_relu": "leaky_relu", "sigmoid": "sigmoid",
+        "hardswish": "hard_swish", "hardsigmoid": "hard_sigmoid", "logsigmoid": "log_sigmoid",
+    }  # fmt: skip
+    named = {getattr(nn.functional, name): f"{module}.{ours}" for name, ours in names.items()}
+    return named | {
+        torch.relu: f"{module}.relu", torch.sigmoid: f"{module}.sigmoid",
+        torch.selu: f"{module}.selu", nn.functional.mish: "jax.nn.mish",
+        nn.functional.gelu: f"partial({module}.gelu, approximate=False)",
+        nn.functional.tanh: "jnp.tanh", torch.tanh: "jnp.tanh", torch.sin: "jnp.sin",
+        torch.cos: "jnp.cos", torch.exp: "jnp.exp", torch.abs: "jnp.abs",
+        torch.square: "jnp.square", nn.functional.interpolate: "interpolate",
+    }  # fmt: skip
 
 
 class Layers:
@@ -83,7 +126,9 @@ class Layers:
         self.functions = functions
 
     def _complete(self, row: Layer) -> Layer:
-        return replace(row, arrays=getattr(self._space.get(row.name), "source_arrays", NONE))
+        known = self._space.get(row.name)
+        names, inside = getattr(known, "source_arrays", NONE), getattr(known, "inside", "")
+        return replace(row, arrays=names, inside=inside)
 
     def layer_of(self, cls: Any) -> Layer | None:
         """Returns what stands for a class; None for a class of the model's own."""

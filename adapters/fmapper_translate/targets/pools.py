@@ -6,7 +6,7 @@ functions that it takes along with them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,12 @@ class Module:
 
 class MaxPool2d(Module):
     """The largest values of windows of an image."""
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    ceil_mode: bool
 
     def __init__(
         self, kernel_size, stride=None, padding=0, dilation=1, return_indices=False,
@@ -39,6 +45,11 @@ class MaxPool2d(Module):
 class MaxPool1d(Module):
     """The largest values of windows of a sequence."""
 
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    ceil_mode: bool
+
     def __init__(self, kernel_size, stride=None, padding=0, *, ceil_mode=False):
         self.window, self.strides = (1, kernel_size), (1, stride or kernel_size)
         self.padding, self.ceil_mode = (0, padding), ceil_mode
@@ -53,6 +64,12 @@ class MaxPool1d(Module):
 
 class AvgPool2d(Module):
     """The means of windows of an image."""
+
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    ceil_mode: bool
+    count_padding: bool
 
     def __init__(
         self, kernel_size, stride=None, padding=0, *, ceil_mode=False, count_include_pad=True
@@ -71,6 +88,8 @@ class AvgPool2d(Module):
 class AvgPool1d(Module):
     """The means of windows of a sequence."""
 
+    image: AvgPool2d
+
     def __init__(
         self, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True
     ):
@@ -86,6 +105,8 @@ class AvgPool1d(Module):
 class AdaptiveAvgPool1d(Module):
     """The means of a sequence's parts."""
 
+    size: tuple[int, ...]
+
     def __init__(self, output_size):
         self.size = ntuple(output_size, 1)
 
@@ -97,6 +118,8 @@ class AdaptiveAvgPool1d(Module):
 
 class AdaptiveAvgPool2d(Module):
     """The means of an image's parts."""
+
+    size: tuple[int, ...]
 
     def __init__(self, output_size):
         self.size = ntuple(output_size, 2)
@@ -111,7 +134,9 @@ class AdaptiveAvgPool2d(Module):
 class ConstantPad1d(Module):
     """A sequence with a value before and behind it, or without its ends."""
 
-    rank = 1
+    rank: ClassVar[int] = 1
+    padding: tuple[int, ...]
+    value: float
 
     def __init__(self, padding, value=0.0):
         self.padding, self.value = ntuple(padding, 2 * self.rank), value
@@ -126,7 +151,7 @@ class ConstantPad1d(Module):
 class ConstantPad2d(ConstantPad1d):
     """An image with a value around it, or without its edges."""
 
-    rank = 2
+    rank: ClassVar[int] = 2
 
 
 class ConstantPad3d(ConstantPad1d):
@@ -137,6 +162,11 @@ class ConstantPad3d(ConstantPad1d):
 
 class Unfold(Module):
     """The windows of an image, a column for each."""
+
+    window: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    strides: tuple[int, ...]
 
     def __init__(self, kernel_size, dilation=1, padding=0, stride=1):
         self.window, self.dilation = ntuple(kernel_size, 2), ntuple(dilation, 2)

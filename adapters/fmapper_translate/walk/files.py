@@ -337,13 +337,21 @@ class File(ABC):
                 constants.append(f"    {name} = {ast.unparse(node.value)}")  # type: ignore[attr-defined]
         if constants:
             blocks.append("\n".join(constants))
+        methods = []
         for node in tree.body:
             function = functions.get(node.name) if isinstance(node, ast.FunctionDef) else None
             if function is not None and self._is_wanted(function):
                 lines = self._statements(function).lines()
-                blocks.append("\n".join("    " + line for line in lines))
+                methods.append("\n".join("    " + line for line in lines))
+        fields = self._fields(cls)
+        blocks += ["\n".join(f"    {row}" for row in fields)] if fields else []
+        blocks += methods
         bases = ", ".join(filter(None, map(self._base, cls.__bases__)))
         return f"class {cls.__name__}({bases}):\n" + ("\n\n".join(blocks) or "    pass")
+
+    def _fields(self, cls: type) -> list[str]:
+        """Returns the declarations of the attributes of a class, known when its methods are."""
+        return []
 
     def _is_wanted(self, function: Function) -> bool:
         """Returns whether a method is called in the file."""

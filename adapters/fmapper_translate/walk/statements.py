@@ -92,9 +92,9 @@ class Statements:
         more = self._more_parameters()
         kw_defaults = [
             *(default and self.code(default) for _, default in pairs),
-            *(None for _ in more),
+            *(default for _, default in more),
         ]
-        keywords = [*(plain(arg) for arg, _ in pairs), *more]
+        keywords = [*(plain(arg) for arg, _ in pairs), *(arg for arg, _ in more)]
         kwarg = (
             None if args.kwarg is not None and self._is_dropped(args.kwarg) else plain(args.kwarg)
         )
@@ -109,8 +109,8 @@ class Statements:
                 if isinstance(item, ast.Name) and item.id == parameter.arg]  # fmt: skip
         return any(map(self.is_left_out, uses))
 
-    def _more_parameters(self) -> list[ast.arg]:
-        """Returns keywords that the source does not have."""
+    def _more_parameters(self) -> list[tuple[ast.arg, ast.expr | None]]:
+        """Returns keywords that the source does not have, and their defaults."""
         return []
 
     def _annotation(self, node: ast.expr | None) -> ast.expr | None:

@@ -34,14 +34,48 @@ def open_file(
     net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool
 ) -> tuple[Any, dict[str, Any]]:
     """Returns the module of a file in a mode, and the key that a call takes in training."""
-    model = _initial(getattr(net, name))
-    model = net.load_weights(model, jax.tree.map(jnp.asarray, dict(weights)))
+    make = getattr(net, name)
+    arrays, rest = _initial(make)
+    model = net.load_weights(eqx.combine(arrays, rest), jax.tree.map(jnp.asarray, dict(weights)))
+    model = _with_rest(make, arrays, model)
     if not train:
         return for_evaluation(model), {}
     return model, key_for(type(model).__call__)
 
 
 @functools.cache
-def _initial(cls: Callable[..., Any]) -> Any:
-    """Returns a module with its first arrays, which take long to draw."""
-    return cls(key=jax.random.key(0))
+def _initial(make: Callable[..., Any]) -> tuple[Any, Any]:
+    """Returns the arrays of a new module, and the rest of it.
+
+    Arrays are zeros, since the first ones take long to draw, unless the constructor reads them.
+    """
+    try:
+        shapes = eqx.filter_eval_shape(make, key=jax.random.key(0))
+    except jax.errors.JAXTypeError:
+        made: tuple[Any, Any] = eqx.partition(make(key=jax.random.key(0)), eqx.is_array)
+        return made
+    is_shape = lambda x: isinstance(x, jax.ShapeDtypeStruct)  # noqa: E731
+    arrays, rest = eqx.partition(shapes, is_shape)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), arrays), rest
+
+
+def _with_rest(make: Callable[..., Any], arrays: Any, model: Any) -> Any:
+    """Returns a model with the arrays of a new one in the place of those that were not loaded."""
+    own, rest = eqx.partition(model, eqx.is_array)
+    leaves, tree = jax.tree.flatten(own)
+    pairs = zip(leaves, jax.tree.leaves(arrays), strict=True)
+    lacking = [at for at, (leaf, first) in enumerate(pairs) if leaf is first]
+    if not lacking:
+        return model
+
+    def compute() -> list[Any]:
+        made = jax.tree.leaves(eqx.filter(make(key=jax.random.key(0)), eqx.is_array))
+        return [made[at] for at in lacking]
+
+    try:
+        computed = jax.jit(compute)()
+    except jax.errors.JAXTypeError:
+        return model  # it has the arrays of a new one
+    for at, array in zip(lacking, computed, strict=True):
+        leaves[at] = array
+    return eqx.combine(jax.tree.unflatten(tree, leaves), rest)

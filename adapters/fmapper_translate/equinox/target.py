@@ -1,0 +1,200 @@
+"""Equinox as a target: modules are trees that calls do not change, and are given random keys."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import equinox as eqx
+import torch
+from torch import nn
+
+from fmapper.translation import expr, text
+from fmapper_adapters.equinox.translation.build import open_file
+from fmapper_adapters.equinox.translation.dialect import EquinoxDialect
+from fmapper_translate.equinox import layers as equinox_layers
+from fmapper_translate.equinox import library, recurrent, weights
+from fmapper_translate.equinox.fields import fields_of
+from fmapper_translate.equinox.table import LAYERS
+from fmapper_translate.functions import Function
+from fmapper_translate.operations import negate
+from fmapper_translate.printing.folding import fold
+from fmapper_translate.targets import Target, derivatives, functions, pools, rows
+from fmapper_translate.targets import transformers as target_transformers
+from fmapper_translate.walk.errors import NotTranscribed
+
+if TYPE_CHECKING:
+    from fmapper_translate.files import File
+
+_UNCHANGED = "a module of Equinox does not change when it is called"
+_KEYS = "keys()"
+_STATISTICS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class EquinoxTarget(Target):
+    """Equinox."""
+
+    name = "equinox"
+    title = "Equinox"
+    module = "eqx.Module"
+    mode = "inference"
+    random = "key"
+    initializers = "jax.nn.initializers"
+    walk = "iter_modules"
+    layers = LAYERS
+    helpers: ClassVar[Sequence[types.ModuleType]] = (
+        equinox_layers, pools, recurrent, weights, derivatives, rows, functions,
+    )  # fmt: skip
+    library: ClassVar[Sequence[types.ModuleType]] = (library, target_transformers)
+    imports: ClassVar[Mapping[str, str]] = {
+        "eqx": "import equinox as eqx", "Callable": "from collections.abc import Callable",
+        "OrderedDict": "from collections import OrderedDict", "inspect": "import inspect",
+        "ClassVar": "from typing import ClassVar",
+    }  # fmt: skip
+    dataclass = "@dataclass(eq=False)"  # which can be hashed
+    dialect = EquinoxDialect
+    loading = (weights.load_weights, weights.source_state, weights.name_in_source)
+    arrays: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("parameter", "buffer", "constant", "choice"), "{0}"
+    )
+    is_tree = True
+    place = "Place({0}, {1!r})"
+    part = "set_part({0}, {1!r}, {2})"
+
+    def refuse(self, file: File) -> None:
+        """Refuses a model that changes its arrays in training.
+
+        Raises:
+            NotTranscribed: It does.
+        """
+        model = file.model
+        for path, part in model.named_modules():
+            if isinstance(part, _STATISTICS) and part.track_running_stats:
+                raise NotTranscribed(
+                    f"{path} changes its statistics in training, and {_UNCHANGED}; write it for "
+                    "Flax"
+                )
+        first: dict[int, str] = {}
+        for name, array in model.named_parameters(remove_duplicate=False):
+            other = first.setdefault(id(array), name)
+            if other != name and not file.is_tied(name):
+                raise NotTranscribed(
+                    f"{name} is {other}, and a tree of Equinox has both, which training would "
+                    "change apart; write it for Flax"
+                )
+            if not array.requires_grad and "." in name:
+                raise NotTranscribed(
+                    f"{name} is not trained, which a tree of Equinox does not say; write it for "
+                    "Flax"
+                )
+
+    def source(self) -> ast.keyword:
+        """Returns `key=keys()`."""
+        return ast.keyword("key", expr(_KEYS))
+
+    def parameter(self, function: Function, *, constructs: bool) -> tuple[ast.arg, Any]:
+        """Returns `key`, which calls need not give."""
+        default = None if function.makes_modules or constructs else ast.Constant(None)
+        return ast.arg(_name_of_key(function)), default
+
+    def frame(self, file: File, function: Function, body: list[str]) -> list[str]:
+        """Returns the lines with the keys that are split off the one that is given."""
+        if sum(line.count(_KEYS) for line in body) == 0:
+            return body
+        at = document_end(function, body)
+        return [*body[:at], f"keys = Keys({_name_of_key(function)})", *body[at:]]
+
+    def key(self, file: File, function: Function) -> ast.expr:
+        """Returns the next key that was split off."""
+        file.draws.add(function)
+        return expr(_KEYS)
+
+    def noise(self, file: File, function: Function, callee: Any) -> list[ast.keyword]:
+        """Returns a key for what draws, so that its caller does, too."""
+        target = callee
+        if isinstance(callee, nn.Module):
+            target = file.recording.function_of(type(callee).forward)
+            if not _draws(file, callee):
+                return []
+        elif callee not in file.draws:
+            return []
+        if not file.constructs(function):
+            file.draws.add(function)
+        name = _name_of_key(target) if isinstance(target, Function) else "key"
+        return [ast.keyword(name, expr(_KEYS))]
+
+    def dropout(self, file: File, function: Function, *given: ast.expr) -> ast.expr:
+        """Returns a layer of dropout, and its call."""
+        array, rate, training = given
+        return expr("eqx.nn.Dropout({1})({0}, key={2}, inference={3})",
+                    array, rate, self.key(file, function), fold(negate(training)))  # fmt: skip
+
+    def read(self, array: ast.expr, value: Any, *, constructs: bool) -> ast.expr:
+        """Returns an array, without a gradient if it is not trained."""
+        is_fixed = isinstance(value, torch.Tensor) and value.is_floating_point()
+        is_fixed = is_fixed and not value.requires_grad
+        return expr("jax.lax.stop_gradient({0})", array) if is_fixed and not constructs else array
+
+    def write(
+        self, file: File, function: Function, array: ast.expr, value: ast.expr, sign: str = ""
+    ) -> str:
+        """Returns the statement that sets an array of a part while a model is made."""
+        if not file.constructs(function):
+            raise NotTranscribed(_UNCHANGED)
+        new = f"{text(array)} {sign} {text(value)}" if sign else text(value)
+        match array:
+            case ast.Attribute(ast.Name("self"), name) if function.name == "__init__":
+                return f"self.{name} = {new}"
+            case ast.Attribute(owner, name):
+                return f"set_part({text(owner)}, {name!r}, {new})"
+            case ast.Name(place):  # of `named_parameters`
+                return f"set_part(*{place}, {new})"
+        raise NotTranscribed("an array of JAX does not change")
+
+    def initialize(self, array: ast.expr, initializer: ast.expr) -> str:
+        """Returns the statement that draws the values of an array."""
+        match array:
+            case ast.Attribute(owner, name):
+                return f"initialize({text(owner)}, {name!r}, {text(initializer)}, {_KEYS})"
+            case ast.Name(place):
+                return f"initialize(*{place}, {text(initializer)}, {_KEYS})"
+        raise NotTranscribed("an array of JAX does not change")
+
+    def fields(self, file: File, cls: type) -> list[str]:
+        """Returns the fields of a class."""
+        return list(fields_of(file, cls))
+
+    def open(self, net: types.ModuleType, name: str, weights: Mapping[str, Any]) -> Any:
+        """Returns the arrays of a model, and the function that makes the model of them."""
+        model, _ = open_file(net, name, weights, train=False)
+        arrays, rest = eqx.partition(model, eqx.is_array)
+        return arrays, lambda arrays: eqx.combine(arrays, rest)
+
+
+def document_end(function: Function, body: list[str]) -> int:
+    """Returns how many lines the docstring of a function has."""
+    if not ast.get_docstring(function.tree) or not body or not body[0].startswith('"""'):
+        return 0
+    ends = (
+        at for at, line in enumerate(body, 1) if line.endswith('"""') and (at > 1 or line != '"""')
+    )
+    return next(ends, 0)
+
+
+def _name_of_key(function: Function) -> str:
+    """Returns the parameter for random keys, another one where the source has that name."""
+    names = {node.arg for node in function.nodes if isinstance(node, ast.arg)}
+    return "random_key" if "key" in names else "key"
+
+
+def _draws(file: File, module: nn.Module) -> bool:
+    """Returns whether calls of a module draw random numbers in training."""
+    if isinstance(module, nn.Dropout):
+        return True
+    if isinstance(module, nn.Sequential) and file.layers.layer_of(type(module)) is not None:
+        return any(_draws(file, part) for part in module)
+    if file.layers.layer_of(type(module)) is not None:
+        return bool(getattr(module, "dropout", 0.0))
+    return file.recording.function_of(type(module).forward) in file.draws
