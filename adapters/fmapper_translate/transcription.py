@@ -59,6 +59,7 @@ class Transcription:
         only_evaluation: Why the file is for evaluation alone, and refuses training; empty if it is
             for both.
         flags: Arguments of a call that tell the model its mode -> their values in training.
+        keys: Keys for random numbers that the source is called with where a call has none.
     """
 
     code: str
@@ -71,6 +72,7 @@ class Transcription:
     target: str = "flax"
     only_evaluation: str = ""
     flags: Mapping[str, bool] = field(default_factory=dict)
+    keys: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def whole(self) -> str:
@@ -163,7 +165,7 @@ class Transcription:
         is_torch = isinstance(model, nn.Module)
 
         def trial(train: bool) -> Trial:
-            given = tuple(inputs), dict(options or {})
+            given = tuple(inputs), {**self.keys, **(options or {})}
             if not is_torch:
                 return origin.trial(model, *given, train=train)
             with mode(model, train=train):  # in which what only adds noise stays on

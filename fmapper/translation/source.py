@@ -258,7 +258,7 @@ def transcribe_proved(
         raise ConversionError(f"{coarse} is of half precision, which proves little")
     proof = found.prove(model, args, kwargs)
     if not proof:
-        raise ConversionError(f"{type(model).__name__}: its transcription differs: {proof}")
+        raise ConversionError(f"{found.name}: its transcription differs: {proof}")
     return found, proof
 
 

@@ -166,3 +166,18 @@ def test_what_has_no_counterpart_is_refused_by_name(module, reason):
     x = jnp.ones((2, 3))
     with pytest.raises(NotTranscribed, match=reason):
         transcribe((module, module.init(jax.random.key(0), x)), (x,))
+
+
+class Drops(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        return nn.Dropout(0.5, deterministic=not train)(nn.Dense(3)(x))
+
+
+@pytest.mark.nightly
+def test_draws_are_compared_though_the_call_has_no_keys():
+    x = jnp.ones((2, 3))
+    model = Drops(), Drops().init(jax.random.key(0), x)
+    proof = transcribe(model, (x,)).prove(model, (x,))
+    assert proof, proof
+    assert proof.errors["train dropout"] > 0

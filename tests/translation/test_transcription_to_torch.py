@@ -249,6 +249,40 @@ def test_a_call_that_has_no_counterpart_is_written_by_its_operations():
             called(given)
 
 
+class Positions(nnx.Module):
+    def __call__(self, x):
+        return x + self.numbers(x)
+
+    def numbers(self, x):
+        with jax.named_scope("numbers"):
+            return jnp.sort(-jnp.arange(x.shape[0]), descending=True)[:, None]
+
+
+def test_a_function_of_the_sizes_of_an_array_alone_is_not_written_for_one_size():
+    with pytest.raises(NotTranscribed, match="depends on the sizes of an array alone"):
+        transcribe(Positions(), (jnp.ones((4, 3)),))
+
+
+class Chosen(nnx.Module):
+    def __init__(self, rngs):
+        self.drop = nnx.Dropout(0.5, broadcast_dims=(1,), rngs=rngs)
+
+    def __call__(self, x, mask):
+        return self.drop(jnp.where(mask, x, 0.0))
+
+
+def test_numbers_choose_elements_and_masks_of_dropout_are_shared():
+    model = Chosen(nnx.Rngs(0))
+    x, mask = jnp.ones((40, 3)), jnp.array([0.0, 1.0, 2.0])
+    made = transcribe(model, (x, mask))
+    *_, twin = run(made)
+    given = torch.ones(40, 3), torch.tensor([0.0, 1.0, 2.0])
+    assert twin(*given)[0].tolist() == [0, 1, 1]
+    rows = twin.train()(*given)
+    assert torch.equal(rows[:, 1], rows[:, 2])
+    assert set(rows[:, 1].tolist()) == {0.0, 2.0}
+
+
 def test_layers_in_another_precision_are_refused():
     with pytest.raises(NotTranscribed, match=r"Half.__init__: .*dtype=jnp.bfloat16"):
         transcribe(Half(rngs=nnx.Rngs(0)), (jnp.ones((4, 3)),), ((), {}))

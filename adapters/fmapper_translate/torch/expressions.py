@@ -29,9 +29,10 @@ MODULES, VARIABLES = nnx.Module | linen.Module, nnx.Variable | linen.Variable
 NEW_NAMES = {"__call__": "forward"}
 _ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "T", "mT", "real", "imag"})
 _WRITES = {"set": "set_at", "add": "add_at"}
-_OF_FLAX = {"max_pool": nnx.max_pool, "avg_pool": nnx.avg_pool, "resize": jax.image.resize,
-            "make_causal_mask": nnx.make_causal_mask, "scan": jax.lax.scan, "cond": jax.lax.cond,
-            "fori_loop": jax.lax.fori_loop, "vmap": jax.vmap}  # fmt: skip
+_HELPERS = {nnx.max_pool: "max_pool", nnx.avg_pool: "avg_pool", jax.image.resize: "resize",
+            nnx.make_causal_mask: "make_causal_mask", linen.make_causal_mask: "make_causal_mask",
+            jax.lax.scan: "scan", jax.lax.cond: "cond", jax.lax.fori_loop: "fori_loop",
+            jax.vmap: "vmap"}  # fmt: skip
 _SAME_AS_THEIR_FUNCTION = (jax.jit, nnx.jit, jax.checkpoint, nnx.remat)
 
 
@@ -107,11 +108,10 @@ class Expressions(walk.Expressions):
             return None
         if _is_dtype(value):
             return expr(f"torch.{jax.dtypes.canonicalize_dtype(value).name}")
-        for name, function in _OF_FLAX.items():
-            if value is function:
-                return expr(self.file.helper_name(name))
         if not _is_hashable(value):
             return None
+        if value in _HELPERS:
+            return expr(self.file.helper_name(_HELPERS[value]))
         if value in VALUES:
             return expr(VALUES[value])
         if value in tables.DRAWN:
@@ -249,7 +249,7 @@ class Expressions(walk.Expressions):
             return self.plain_call(node, self.code(node.func))
         if tables.is_initializer(callee):
             return self._draw(node)
-        if any(callee is known for known in _OF_FLAX.values()):
+        if _in(callee, _HELPERS):
             return self.plain_call(node, self.code(node.func))
         if _in(callee, FUNCTIONS):
             is_named, value = self.static(node.func)

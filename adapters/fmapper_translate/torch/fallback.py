@@ -202,6 +202,10 @@ def _array_code(
     return ast.Attribute(base, str(path[-1]), ast.Load())
 
 
+def _wider(x: Any) -> Any:
+    return jax.eval_shape(lambda: jnp.zeros([size + 1 for size in x.shape], x.dtype))
+
+
 def _write(
     file: File, key: Any, title: str, compute: Callable[..., Any], names: Sequence[str],
     values: Sequence[Any], reason: str, fixed: Mapping[str, Any] = MappingProxyType({}),
@@ -227,6 +231,9 @@ def _write(
         used = {*traced.outvars, *(x for step in traced.eqns for x in step.invars
                                    if not isinstance(x, Literal))}  # fmt: skip
         unused = [at for at, x in zip(arrays, traced.invars, strict=True) if x not in used]
+        wider = [_wider(x) if at in unused else x for at, x in zip(arrays, shapes, strict=True)]
+        if unused and str(jax.make_jaxpr(pure)(*wider).jaxpr.eqns) != str(traced.eqns):
+            raise NotTranscribed(f"{reason}; and it depends on the sizes of an array alone")
         rest = [shapes[arrays.index(at)] if at in unused else x for at, x in enumerate(rest)]
         arrays = [at for at in arrays if at not in unused]
         pure.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -226,7 +226,7 @@ row("x: x.detach()", lax.stop_gradient)
 row("x: -x", jnp.negative)
 row("x, negative_slope=None: F.leaky_relu(x, negative_slope=negative_slope)", jax.nn.leaky_relu)
 row("x, alpha=None: F.elu(x, alpha=alpha)", jax.nn.elu)
-row("condition, x, y: torch.where(condition, x, y)", jnp.where, lax.select)
+row("condition, x, y: torch.where(condition, x, y)", lax.select)
 row("arr, min=None, max=None: arr.clamp(min=min, max=max)", jnp.clip, methods=["clip"])
 row("a, decimals=None: a.round(decimals=decimals)", jnp.round, methods=["round"])
 row("a: a.clone()", jnp.copy, methods=["copy"])
@@ -285,6 +285,12 @@ def _limit(name: str, end: str, x: Given, y: Given) -> ast.expr:
     if not array.is_array:
         return invoke(name[:3], x, y)
     return call_method(array, "clamp", **{end: number})
+
+
+@printer_of(jnp.where)
+def _where(call: Call, /, condition: Given, x: Given, y: Given) -> ast.expr:
+    is_mask = str(getattr(condition.value, "dtype", "bool")) == "bool"
+    return invoke("torch.where", condition if is_mask else expr("{0} != 0", condition.node), x, y)
 
 
 @printer_of(jax.nn.gelu)

@@ -39,9 +39,13 @@ class _Bound:
 
     def __call__(self, inputs: Inputs, options: Mapping[str, Any]) -> Any:
         """Calls the model, with a key if it takes one."""
-        takes_key = "key" in inspect.signature(type(self.module).__call__).parameters
-        key = {"key": jax.random.key(0)} if takes_key else {}
-        return self.module(*inputs, **{**options, **key})
+        return self.module(*inputs, **{**_keys_of(type(self.module)), **options})
+
+
+def _keys_of(cls: type) -> dict[str, Any]:
+    """Returns a key for the calls of a class, if those take one."""
+    parameters = inspect.signature(cls.__call__).parameters
+    return {"key": jax.random.key(0)} if "key" in parameters else {}
 
 
 def from_equinox(
@@ -80,7 +84,7 @@ def from_equinox(
     rules = rules_of(code, example, weights)
     return Transcription(
         format_code(code), cls.__name__, example, weights, {}, rules=rules, target="torch",
-        flags=flags_of(cls, examples[0], None),
+        flags=flags_of(cls, examples[0]), keys=_keys_of(cls),
     )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def from_linen(
     rules = rules_of(code, example, weights)
     return Transcription(
         format_code(code), cls.__name__, example, weights, {}, rules=rules, target="torch",
-        flags=flags_of(cls, examples[0], module),
+        flags=flags_of(cls, examples[0], module), keys={"rngs": {"dropout": jax.random.key(0)}},
     )  # fmt: skip
 
 

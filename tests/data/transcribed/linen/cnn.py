@@ -20,7 +20,8 @@ class Dropout(nn.Dropout):
             return F.dropout(x, self.p, not is_still)
         dims = {dim % x.ndim for dim in self.broadcast_dims}
         shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
-        return x * F.dropout(x.new_ones(shape), self.p)
+        ones = x.new_ones(1, math.prod(shape), 1)  # channels, of which whole ones are left out
+        return x * F.dropout1d(ones, self.p).reshape(shape)
 
 
 def ones_init():

@@ -1,0 +1,168 @@
+"""Mixer2d for PyTorch, transcribed from models.equinox_repositories.mixer"""
+
+import einops
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class WithColumn(nn.Module):
+    """A convolution whose bias is a column of channels."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.bias is not None:
+            ones = (1,) * len(self.kernel_size)
+            self.bias = nn.Parameter(self.bias.detach().reshape(-1, *ones))
+
+    def forward(self, x):
+        bias = None if self.bias is None else self.bias.flatten()
+        conv = F.conv1d if len(self.kernel_size) == 1 else F.conv2d
+        return conv(x, self.weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Conv2d(WithColumn, nn.Conv2d):
+    """See `WithColumn`."""
+
+
+class MLP(nn.Module):
+    """Linear layers with activations."""
+
+    def __init__(
+        self,
+        in_size,
+        out_size,
+        width_size,
+        depth,
+        activation=F.relu,
+        final_activation=None,
+        use_bias=True,
+        use_final_bias=True,
+    ):
+        super().__init__()
+        sizes = [in_size, *[width_size] * depth, out_size]
+        self.layers = nn.ModuleList(
+            nn.Linear(sizes[i], sizes[i + 1], use_final_bias if i == depth else use_bias)
+            for i in range(depth + 1)
+        )
+        self.activation, self.final_activation = activation, final_activation
+
+    def forward(self, x):
+        *layers, last = self.layers
+        for layer in layers:
+            x = self.activation(layer(x))
+        x = last(x)
+        return x if self.final_activation is None else self.final_activation(x)
+
+
+class Function(nn.Module):
+    """A function in the place of a layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+class Parts(nn.ModuleList):
+    """A list of layers and functions."""
+
+    def __init__(self, parts):
+        super().__init__(item if isinstance(item, nn.Module) else Function(item) for item in parts)
+
+
+def named_arrays(module, path=()):
+    """Yields the name of each array in the source, the tensor, and its axes there."""
+    names = getattr(module, "source_arrays", {})
+    for key, tensor in module.state_dict(keep_vars=True).items():
+        if "." not in key:
+            name, axes = names.get(key, (key, None))
+            yield ".".join((*path, name)), tensor, axes
+    inner = (*path, *getattr(module, "source_path", ()))
+    for key, part in module.named_children():
+        yield from named_arrays(part, (*inner, key))
+
+
+class MixerBlock(nn.Module):
+    def __init__(self, num_patches, hidden_size, mix_patch_size, mix_hidden_size):
+        super().__init__()
+        self.patch_mixer = MLP(num_patches, num_patches, mix_patch_size, depth=1)
+        self.hidden_mixer = MLP(hidden_size, hidden_size, mix_hidden_size, depth=1)
+        self.norm1 = nn.LayerNorm((hidden_size, num_patches))
+        self.norm2 = nn.LayerNorm((num_patches, hidden_size))
+
+    def forward(self, y):
+        y = y + self.patch_mixer(self.norm1(y))
+        y = einops.rearrange(y, "c p -> p c")
+        y = y + self.hidden_mixer(self.norm2(y))
+        return einops.rearrange(y, "p c -> c p")
+
+
+class Mixer2d(nn.Module):
+    def __init__(
+        self, img_size, patch_size, hidden_size, mix_patch_size, mix_hidden_size, num_blocks, t1
+    ):
+        super().__init__()
+        input_size, height, width = img_size
+        assert height % patch_size == 0
+        assert width % patch_size == 0
+        num_patches = height // patch_size * (width // patch_size)
+        (inkey, outkey, *bkeys) = range(2 + num_blocks)
+        self.conv_in = Conv2d(input_size + 1, hidden_size, patch_size, stride=patch_size)
+        self.head = nn.Linear(hidden_size, input_size)
+        self.blocks = Parts(
+            [
+                MixerBlock(num_patches, hidden_size, mix_patch_size, mix_hidden_size)
+                for bkey in bkeys
+            ]
+        )
+        self.norm = nn.LayerNorm((hidden_size, num_patches))
+        self.t1 = t1
+
+    def forward(self, t, y):
+        t = t / self.t1
+        _, height, width = y.shape
+        t = t.broadcast_to((1, height, width))
+        y = torch.cat([y, t])
+        y = self.conv_in(y)
+        y = einops.rearrange(y, "c h w -> c (h w)")
+        for block in self.blocks:
+            y = block(y)
+        y = self.norm(y)
+        return self.head(y.mean(dim=1))
+
+
+def load_weights(model, state, strict=True):
+    """Fills a model with the arrays of the source's state, by name; returns it.
+
+    With `strict=False` arrays that are not in there stay as they are, and others are ignored.
+
+    Raises:
+        ValueError: Arrays are missing or left over, or have another shape.
+    """
+    arrays, filled = dict(state), set()
+    for name, tensor, axes in named_arrays(model):
+        if name in arrays:
+            array = arrays.pop(name)
+            array = array if isinstance(array, torch.Tensor) else torch.tensor(array)
+            array = array if axes is None else array.permute(axes)
+            if array.shape != tensor.shape:
+                raise ValueError(f"{name}: {tuple(array.shape)} instead of {tuple(tensor.shape)}")
+            with torch.no_grad():
+                tensor.copy_(array)
+            filled.add(id(tensor))
+    missing = [name for name, tensor, _ in named_arrays(model) if id(tensor) not in filled]
+    if strict and (missing or arrays):
+        raise ValueError(f"missing: {missing}; left over: {[*arrays]}")
+    return model
+
+
+def source_state(model):
+    """Returns the arrays of a model by their names in the source, in its layouts."""
+    state = {}
+    for name, tensor, axes in named_arrays(model):
+        back = axes and [axes.index(axis) for axis in range(tensor.ndim)]
+        state[name] = tensor.detach().permute(back) if back else tensor.detach()
+    return state
