@@ -96,6 +96,8 @@ class Statements(torch_statements.Statements):
         values = self.expressions.values(value)
         if self._is_constructor and isinstance(target, ast.Attribute) and values:
             code, first = text(self.code(value)), values[0]
+            if first == []:  # it may have grown
+                first = self._find_made(target.attr) or first
             if isinstance(first, list | tuple) and any(isinstance(x, eqx.Module) for x in first):
                 yield f"{text(self._target(target))} = Parts({code})"
                 return
@@ -107,6 +109,12 @@ class Statements(torch_statements.Statements):
                 yield f"{text(self._target(target))} = {kind}({code})"
                 return
         yield from super()._assign_value(target, value)
+
+    def _find_made(self, name: str) -> Any:
+        """Returns what an attribute is when its module has been made."""
+        runs = (x for x in self._recording.activations if x.function is self._function)
+        made = (getattr(run.arguments.get("self"), name, None) for run in runs)
+        return next(filter(None, made), None)
 
 
 class File(torch_files.File):
