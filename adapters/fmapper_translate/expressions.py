@@ -195,7 +195,8 @@ class Expressions(walk.Expressions):
             return literal(None)  # it was not filled
         if library.is_config(owner):
             return requests.print_field(self, node, owner, value)
-        if isinstance(owner, types.ModuleType) or isinstance(value, torch.dtype):
+        is_known = isinstance(owner, types.ModuleType) or layers.is_library_module(owner)
+        if is_known or isinstance(value, torch.dtype):
             return self._reference(node, value)
         if isinstance(owner, torch.finfo):
             return expr("float({0})", ast.Attribute(self.code(node.value), node.attr, ast.Load()))
@@ -483,7 +484,10 @@ class Expressions(walk.Expressions):
         )
 
 
-_OF_LAYERS = (nn.utils.weight_norm, nn.utils.parametrizations.weight_norm)
+_OF_LAYERS = (
+    nn.utils.weight_norm, nn.utils.parametrizations.weight_norm,
+    nn.Transformer.generate_square_subsequent_mask,
+)  # fmt: skip
 _UNUSED = ("recompute_scale_factor", "antialias")  # of `interpolate`
 _OVER_ELEMENTS = (zip, enumerate, list, tuple, reversed, sum)  # of arrays, too
 _INFINITIES = (float("inf"),)

@@ -92,6 +92,26 @@ class GRU(LSTM):
         return state, state
 
 
+class RNN(LSTM):
+    """Layers of plain recurrent units over sequences."""
+
+    gates = 1
+
+    def __init__(
+        self, input_size, hidden_size, num_layers=1, nonlinearity="tanh", bias=True, *args, rngs,
+        **more,
+    ):  # fmt: skip
+        super().__init__(input_size, hidden_size, num_layers, bias, *args, rngs=rngs, **more)
+        self.activation = jax.nn.relu if nonlinearity == "relu" else jnp.tanh
+
+    def begin(self, zeros, x):
+        return super().begin(zeros, x)[0]
+
+    def step(self, given, recur, state):
+        state = self.activation(given + recur(state))
+        return state, state
+
+
 class LSTMCell(LSTM):
     """One step of a layer of long short-term memory."""
 

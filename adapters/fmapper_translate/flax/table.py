@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from fmapper_translate.flax import layers, recurrent
+from fmapper_translate.flax import encoders, layers, recurrent
 from fmapper_translate.targets.layers import Layer, Layers, activations, functions
 
 _OF_CONVOLUTIONS = {
@@ -39,6 +39,7 @@ _ROWS: dict[type, Layer] = {
     nn.BatchNorm3d: Layer("BatchNorm3d"),
     nn.LSTM: Layer("LSTM"),
     nn.GRU: Layer("GRU"),
+    nn.RNN: Layer("RNN"),
     nn.LSTMCell: Layer("LSTMCell"),
     nn.GRUCell: Layer("GRUCell"),
     nn.GroupNorm: Layer("GroupNorm"),
@@ -59,6 +60,11 @@ _ROWS: dict[type, Layer] = {
     nn.ZeroPad3d: Layer("ConstantPad3d", takes_rngs=False),
     nn.Unfold: Layer("Unfold", takes_rngs=False),
     nn.MultiheadAttention: Layer("MultiheadAttention"),
+    nn.TransformerEncoderLayer: Layer("TransformerEncoderLayer"),
+    nn.TransformerDecoderLayer: Layer("TransformerDecoderLayer"),
+    nn.TransformerEncoder: Layer("TransformerEncoder"),
+    nn.TransformerDecoder: Layer("TransformerDecoder"),
+    nn.Transformer: Layer("Transformer"),
     nn.Flatten: Layer("Flatten", takes_rngs=False),
     nn.Sequential: Layer("Sequential", takes_rngs=False),
     nn.ModuleList: Layer("nnx.List", takes_rngs=False),
@@ -71,4 +77,6 @@ _FUNCTIONS: dict[Any, str] = {
     nn.utils.weight_norm: "add_weight_norm",
     nn.utils.parametrizations.weight_norm: "add_parametrized_weight_norm",
 }
-LAYERS = Layers(_ROWS, activations("nnx"), {**functions("nnx"), **_FUNCTIONS}, (recurrent, layers))
+LAYERS = Layers(
+    _ROWS, activations("nnx"), {**functions("nnx"), **_FUNCTIONS}, (recurrent, encoders, layers)
+)

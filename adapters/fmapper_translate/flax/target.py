@@ -13,8 +13,8 @@ from torch import nn
 from fmapper.translation import expr, text
 from fmapper_adapters.flax.translation.build import open_file
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
+from fmapper_translate.flax import encoders, recurrent, transformers, weights
 from fmapper_translate.flax import layers as flax_layers
-from fmapper_translate.flax import recurrent, transformers, weights
 from fmapper_translate.flax.table import LAYERS
 from fmapper_translate.functions import Function
 from fmapper_translate.operations import negate
@@ -40,6 +40,7 @@ class FlaxTarget(Target):
         flax_layers,
         pools,
         recurrent,
+        encoders,
         weights,
         derivatives,
         rows,
