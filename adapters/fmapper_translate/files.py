@@ -34,7 +34,7 @@ _IMPORTS = {
     "math": "import math", "operator": "import operator",
     "SimpleNamespace": "from types import SimpleNamespace",
     "Any": "from typing import Any", "dataclass": "from dataclasses import dataclass",
-    "field": "from dataclasses import field",
+    "field": "from dataclasses import field", "ClassVar": "from typing import ClassVar",
 }  # fmt: skip
 _LACKING = "Parameters begin with the values of layers, not with those of the source in"
 

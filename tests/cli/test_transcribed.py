@@ -45,7 +45,8 @@ def transcribing(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> list[Any]:
     """Has a transcription give a proof, or raise an error; returns what is asked for."""
     asked: list[Any] = []
 
-    def transcribe(model: Any, inputs: Any, **settings: Any) -> Any:
+    def transcribe(model: Any, inputs: Any, arguments: Any, **settings: Any) -> Any:
+        assert arguments is None
         asked.append((model, inputs, settings))
         if isinstance(outcome, Exception):
             raise outcome

@@ -51,7 +51,6 @@ class EquinoxTarget(Target):
     imports: ClassVar[Mapping[str, str]] = {
         "eqx": "import equinox as eqx", "Callable": "from collections.abc import Callable",
         "OrderedDict": "from collections import OrderedDict", "inspect": "import inspect",
-        "ClassVar": "from typing import ClassVar",
     }  # fmt: skip
     dataclass = "@dataclass(eq=False)"  # which can be hashed
     dialect = EquinoxDialect

@@ -157,7 +157,7 @@ class ConstantPad2d(ConstantPad1d):
 class ConstantPad3d(ConstantPad1d):
     """A volume with a value around it, or without its faces."""
 
-    rank = 3
+    rank: ClassVar[int] = 3
 
 
 class Unfold(Module):

@@ -96,7 +96,7 @@ class Statements(torch_statements.Statements):
         values = self.expressions.values(value)
         if self._is_constructor and isinstance(target, ast.Attribute) and values:
             code, first = text(self.code(value)), values[0]
-            if first == []:  # it may have grown
+            if isinstance(first, list) and not first:  # it may have grown
                 first = self._find_made(target.attr) or first
             if isinstance(first, list | tuple) and any(isinstance(x, eqx.Module) for x in first):
                 yield f"{text(self._target(target))} = Parts({code})"
