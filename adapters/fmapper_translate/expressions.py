@@ -153,7 +153,8 @@ class Expressions(walk.Expressions):
         if self.file.add(value):
             if layers.is_library_module(value):
                 return expr(str(self.file.class_name(value)))
-            return expr(value.__name__)
+            function = self.file.recording.function_of(value)
+            return expr(value.__name__ if function is None else function.name)
         if isinstance(node, ast.Name) and self.file.add_global(self.function, node.id, value):
             return node
         if isinstance(node, ast.Attribute):

@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
+from fmapper_translate.flax.layers import LayerNorm  # noqa: E402
 
 
 def model_of(made, source):
@@ -255,3 +256,12 @@ class Roots(nn.Module):
 def test_numbers_that_are_none_in_the_source_are_none_in_the_file():
     made = transcribe(Roots(), (torch.tensor([[4.0, -1.0], [1.0, 9.0]]),))
     assert "return jnp.sqrt(x)" in made.code
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 4)])
+def test_a_norm_of_numbers_that_hardly_vary_is_that_of_the_source(shape):
+    torch.manual_seed(0)
+    x = 30 + 0.01 * torch.randn(3, *shape)
+    norm = LayerNorm(shape, 1e-12, rngs=nnx.Rngs(0))
+    expected = F.layer_norm(x.double(), shape, eps=1e-12)
+    assert np.allclose(norm(jnp.asarray(x.numpy())), expected, atol=1e-2)

@@ -8,7 +8,7 @@ from flax import nnx
 
 from fmapper_translate.flax.layers import LayerNorm, Linear, MultiheadAttention, clone
 from fmapper_translate.flax.weights import initialize
-from fmapper_translate.targets.functions import causal_mask
+from fmapper_translate.targets.functions import square_subsequent_mask
 
 
 class TransformerEncoderLayer(nnx.Module):
@@ -109,7 +109,7 @@ class TransformerDecoder(nnx.Module):
 class Transformer(nnx.Module):
     """An encoder, and a decoder that attends to its result."""
 
-    generate_square_subsequent_mask = staticmethod(causal_mask)
+    generate_square_subsequent_mask = staticmethod(square_subsequent_mask)
 
     def __init__(
         self, d_model=512, nhead=8, num_encoder_layers=6, num_decoder_layers=6,

@@ -110,7 +110,7 @@ class LayerNorm(nnx.LayerNorm):
         has_bias = elementwise_affine and bias
         super().__init__(
             math.prod(self.normalized_shape), epsilon=eps, use_scale=elementwise_affine,
-            use_bias=has_bias, rngs=rngs,
+            use_bias=has_bias, use_fast_variance=False, rngs=rngs,
         )  # fmt: skip
         if elementwise_affine:
             self.scale = nnx.Param(jnp.ones(self.normalized_shape))

@@ -101,6 +101,6 @@ def trunc_normal_init(mean=0.0, std=1.0, a=-2.0, b=2.0):
     return init
 
 
-def causal_mask(size, device=None, dtype=jnp.float32):
+def square_subsequent_mask(size, device=None, dtype=jnp.float32):
     """Returns what is added to scores so that nothing attends to what comes later."""
     return jnp.triu(jnp.full((size, size), -jnp.inf, dtype), 1)

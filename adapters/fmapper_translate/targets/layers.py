@@ -94,7 +94,7 @@ def functions(module: str) -> dict[Any, str]:
         nn.functional.tanh: "jnp.tanh", torch.tanh: "jnp.tanh", torch.sin: "jnp.sin",
         torch.cos: "jnp.cos", torch.exp: "jnp.exp", torch.abs: "jnp.abs",
         torch.square: "jnp.square", nn.functional.interpolate: "interpolate",
-        nn.Transformer.generate_square_subsequent_mask: "causal_mask",
+        nn.Transformer.generate_square_subsequent_mask: "square_subsequent_mask",
     }  # fmt: skip
 
 

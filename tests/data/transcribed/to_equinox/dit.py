@@ -188,7 +188,7 @@ class Sequential(eqx.Module):
         return x
 
 
-def attention(query, key, value, mask=None, scale=None, is_causal=False):
+def attention(query, key, value, mask=None, scale=None, is_causal=False, dropout=None):
     """Computes scaled dot-product attention; fully masked rows give zeros."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     key = key.swapaxes(-1, -2)
@@ -203,6 +203,7 @@ def attention(query, key, value, mask=None, scale=None, is_causal=False):
     weights = jnp.exp(logits - jnp.where(jnp.isfinite(top), top, 0))
     total = weights.sum(axis=-1, keepdims=True)
     weights = weights / jnp.where(total == 0, 1, total)
+    weights = weights if dropout is None else dropout(weights)
     return (weights.astype(value.dtype) @ value).astype(query.dtype)
 
 

@@ -43,7 +43,8 @@ class AdaptiveAvgPool2d(eqx.Module):
     def __call__(self, x):
         if self.size == (1, 1):
             return x.mean(axis=(-2, -1), keepdims=True)
-        return adaptive_avg_pool(x, self.size)
+        sizes = zip(self.size, x.shape[-2:], strict=True)
+        return adaptive_avg_pool(x, [size or same for size, same in sizes])
 
 
 def batch_norm(x, eps, weight=None, bias=None, mean=None, var=None):
