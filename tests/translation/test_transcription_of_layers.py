@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
-from fmapper_translate.flax.layers import LayerNorm  # noqa: E402
+from fmapper_translate.flax.layers import Dropout2d, LayerNorm, MultiheadAttention  # noqa: E402
 
 
 def model_of(made, source):
@@ -220,7 +220,7 @@ def test_layers_of_images_are_those_of_the_source():
     source, x = Images().eval(), torch.randn(2, 3, 6, 6)
     made = transcribe(source, (x,))
     assert not made.fallen
-    assert "self.drop = nnx.Dropout(0.3, broadcast_dims=(-2, -1), rngs=rngs)" in made.code
+    assert "self.drop = Dropout2d(0.3, rngs=rngs)" in made.code
     with torch.no_grad():
         assert np.allclose(model_of(made, source)(jnp.asarray(x.numpy())), source(x), atol=1e-5)
     assert bool(made.prove(source, (x,)))
@@ -265,3 +265,18 @@ def test_a_norm_of_numbers_that_hardly_vary_is_that_of_the_source(shape):
     norm = LayerNorm(shape, 1e-12, rngs=nnx.Rngs(0))
     expected = F.layer_norm(x.double(), shape, eps=1e-12)
     assert np.allclose(norm(jnp.asarray(x.numpy())), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("shape", [(4, 16, 5), (4, 16, 3, 5)])
+def test_channels_of_images_and_of_sequences_are_dropped_whole(shape):
+    dropped = Dropout2d(0.5, rngs=nnx.Rngs(0))(jnp.ones(shape)) == 0
+    channels = dropped.reshape(4, 16, -1)
+    assert (channels.all(-1) == channels.any(-1)).all()
+    per_example = channels.all(-1).sum(-1)
+    assert ((per_example > 0) & (per_example < 16)).all()  # and no example is, as a whole
+
+
+def test_a_hint_about_a_mask_that_is_absent_is_an_error():
+    attention, x = MultiheadAttention(4, 2, rngs=nnx.Rngs(0)), jnp.ones((3, 2, 4))
+    with pytest.raises(ValueError, match="needs attn_mask"):
+        attention(x, x, x, is_causal=True)

@@ -50,7 +50,9 @@ class TransformerEncoderLayer(nnx.Module):
 
     def __call__(self, src, src_mask=None, src_key_padding_mask=None, is_causal=False):
         def attend(x):
-            return self.self_attn(x, x, x, src_key_padding_mask, False, src_mask)[0]
+            return self.self_attn(
+                x, x, x, src_key_padding_mask, False, src_mask, is_causal=is_causal
+            )[0]
 
         x = self.add(src, attend, self.norm1, self.dropout1)
         return self.add(x, self.feed, self.norm2, self.dropout2)
@@ -66,11 +68,15 @@ class TransformerDecoderLayer(TransformerEncoderLayer):
         memory_key_padding_mask=None, tgt_is_causal=False, memory_is_causal=False,
     ):  # fmt: skip
         def attend(x):
-            return self.self_attn(x, x, x, tgt_key_padding_mask, False, tgt_mask)[0]
+            return self.self_attn(
+                x, x, x, tgt_key_padding_mask, False, tgt_mask, is_causal=tgt_is_causal
+            )[0]
 
         def remember(x):
             keys = memory_key_padding_mask
-            return self.multihead_attn(x, memory, memory, keys, False, memory_mask)[0]
+            return self.multihead_attn(
+                x, memory, memory, keys, False, memory_mask, is_causal=memory_is_causal
+            )[0]
 
         x = self.add(tgt, attend, self.norm1, self.dropout1)
         x = self.add(x, remember, self.norm2, self.dropout2)
@@ -89,7 +95,7 @@ class TransformerEncoder(nnx.Module):
 
     def __call__(self, src, mask=None, src_key_padding_mask=None, is_causal=None):
         for layer in self.layers:
-            src = layer(src, mask, src_key_padding_mask)
+            src = layer(src, mask, src_key_padding_mask, is_causal)
         return src if self.norm is None else self.norm(src)
 
 
@@ -137,7 +143,14 @@ class Transformer(nnx.Module):
         tgt_key_padding_mask=None, memory_key_padding_mask=None, src_is_causal=None,
         tgt_is_causal=None, memory_is_causal=False,
     ):  # fmt: skip
-        memory = self.encoder(src, src_mask, src_key_padding_mask)
+        memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
         return self.decoder(
-            tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
+            tgt,
+            memory,
+            tgt_mask,
+            memory_mask,
+            tgt_key_padding_mask,
+            memory_key_padding_mask,
+            tgt_is_causal,
+            memory_is_causal,
         )

@@ -129,6 +129,18 @@ class LayerNorm(nnx.LayerNorm):
         return y if self.bias is None else y + self.bias
 
 
+class Dropout2d(nnx.Dropout):
+    """Dropout of channels, which come second, of images and of sequences."""
+
+    def __init__(self, rate=0.5, *, rngs):
+        super().__init__(rate, broadcast_dims=(-2, -1), rngs=rngs)
+
+    def __call__(self, x, **options):
+        if x.ndim == 3:  # a batch of sequences, as in PyTorch
+            return super().__call__(x[..., None], **options)[..., 0]
+        return super().__call__(x, **options)
+
+
 class Conv1d(nnx.Conv):
     """A convolution with the channels first, and PyTorch's initial values."""
 
@@ -310,6 +322,8 @@ class MultiheadAttention(nnx.Module):
         self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None,
         average_attn_weights=True, is_causal=False,
     ):  # fmt: skip
+        if is_causal and attn_mask is None:
+            raise ValueError("is_causal says what attn_mask is: it needs attn_mask")
         given = (query, key, value)
         if not self.batch_first:
             given = [x.swapaxes(0, 1) for x in given]

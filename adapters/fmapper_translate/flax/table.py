@@ -25,9 +25,10 @@ _ROWS: dict[type, Layer] = {
         kind: Layer("nnx.Dropout", {"p": "rate"}, {"rate": "0.5", "broadcast_dims": dims},
                     attributes={"p": "rate"})
         for kind, dims in (
-            (nn.Dropout1d, "(-1,)"), (nn.Dropout2d, "(-2, -1)"), (nn.Dropout3d, "(-3, -2, -1)"),
+            (nn.Dropout1d, "(-1,)"), (nn.Dropout3d, "(-3, -2, -1)"),
         )
     },
+    nn.Dropout2d: Layer("Dropout2d", {"p": "rate"}, {"rate": "0.5"}, attributes={"p": "rate"}),
     nn.Conv1d: Layer("Conv1d", attributes=_OF_CONVOLUTIONS),
     nn.Conv2d: Layer("Conv2d", attributes=_OF_CONVOLUTIONS),
     nn.Conv3d: Layer("Conv3d", attributes=_OF_CONVOLUTIONS),
