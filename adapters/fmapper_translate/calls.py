@@ -30,11 +30,11 @@ TRANSFORMS: dict[Any, str] = {
 def noise(expressions: Expressions, node: ast.Call) -> list[ast.keyword]:
     """Returns the random numbers that a call of modules is given, if one of them draws."""
     file, modules = expressions.file, expressions.values(node.func)
-    found = [file.target.noise(file, expressions.function, module) for module in modules]
-    for module in modules if any(found) else ():
+    given = [file.target.noise(file, expressions.function, module) for module in modules]
+    for module in modules if any(given) else ():
         function = file.recording.function_of(type(module).forward)
         file.draws |= set() if function is None else {function}  # it is given them, too
-    return max(found, key=len, default=[])
+    return max(given, key=len, default=[])
 
 
 def with_new_keywords(node: ast.Call, layer: Layer | None) -> ast.Call:

@@ -223,15 +223,15 @@ class Operations:
         if value is None and not self._is_literal:  # may be something else another time
             given = [item for item in self._given[at : at + 1] if not item.name]
             given += [item for item in self._given if item.name == name]
-            told = [
+            absent = [
                 item
                 for item in given
                 if item.value is None and not isinstance(item.node, ast.Constant)
             ]
-            if told and "Tensor" in kind:  # of the dtype of the others
+            if absent and "Tensor" in kind:  # of the dtype of the others
                 tensors = (item for item in operation.args if isinstance(item, torch.Tensor))
-                return Value(told[0].code(), dtype_name(next(tensors).dtype))
-            return told[0].code() if told else None
+                return Value(absent[0].code(), dtype_name(next(tensors).dtype))
+            return absent[0].code() if absent else None
         if isinstance(value, tuple | list):
             return tuple(value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -153,8 +153,8 @@ def _transfer(a: Any, b: Any, rules: str, inputs: Any) -> ArrayRules:
     (args, kwargs), (other_args, _) = inputs
     given = {"example_kwargs": kwargs} if kwargs else {}
     _, report = transfer(a, b, example_inputs=args, target_inputs=other_args, **given)
-    found: ArrayRules = report.rules
-    return found
+    transferred: ArrayRules = report.rules
+    return transferred
 
 
 def _have_equal_names(ours: Arrays, theirs: Arrays, trials: tuple[Trial, Trial]) -> bool:

@@ -253,7 +253,7 @@ class Roots(nn.Module):
         return torch.sqrt(x)
 
 
-def test_numbers_that_are_none_in_the_source_are_none_in_the_file():
+def test_results_that_are_nan_in_the_source_may_be_nan_in_the_file():
     made = transcribe(Roots(), (torch.tensor([[4.0, -1.0], [1.0, 9.0]]),))
     assert "return jnp.sqrt(x)" in made.code
 
