@@ -197,6 +197,8 @@ class Expressions(walk.Expressions):
         if library.is_config(owner):
             return requests.print_field(self, node, owner, value)
         is_known = isinstance(owner, types.ModuleType) or layers.is_library_module(owner)
+        if isinstance(owner, torch.Tensor) and owner.is_floating_point() and node.attr == "dtype":
+            return ast.Attribute(self.code(node.value), "dtype", ast.Load())
         if is_known or isinstance(value, torch.dtype):
             return self._reference(node, value)
         if isinstance(owner, torch.finfo):

@@ -214,7 +214,10 @@ class Operations:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, torch.dtype):
-            return DType(dtype_name(value))
+            codes = (item.code() for item in self._given if item.value is value)
+            code = next(codes, None) if operation.name.startswith("aten::to.") else None
+            is_dtype = isinstance(code, ast.Name) or getattr(code, "attr", "") == "dtype"
+            return code if is_dtype else DType(dtype_name(value))
         if isinstance(value, tuple | list) and value and isinstance(value[0], torch.Tensor):
             return self._sequence(value)
         has_sizes = "SymInt" in kind or not self._has_numbers

@@ -94,8 +94,12 @@ def _to(p: Printing, x: Value, *rest: Any, dtype: Any = None) -> Any:
     other = next((item for item in rest if isinstance(item, Value)), None)
     if other is not None:
         return expr("{0}.astype({1}.dtype)", x, other)
-    dtypes = [item for item in (*rest, dtype) if isinstance(item, DType)]
-    return expr(f"{{0}}.astype(jnp.{_jax_dtype(dtypes[0].name)})", x) if dtypes else x
+    for item in (*rest, dtype):
+        if isinstance(item, ast.expr):
+            return expr("{0}.astype({1})", x, item)
+        if isinstance(item, DType):
+            return expr(f"{{0}}.astype(jnp.{_jax_dtype(item.name)})", x)
+    return x
 
 
 def _jax_dtype(name: str) -> str:
