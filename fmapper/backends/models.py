@@ -244,7 +244,9 @@ class Models(Framework):
 
     def build_transcribed(self, model: Any, source: Models, *call: Any, **options: Any) -> Any:
         """Builds a model in the words of its source; see `fmapper.translation`."""
-        raise ConversionError(f"models are not transcribed for {self.name}")
+        raise ConversionError(
+            f"structure=True does not transcribe for {self.name}, as fmapper.source does"
+        )
 
     def finish(self, model: Any, *, trains: bool, reason: str = "") -> None:
         """Prepares a model of a file for use; without `trains` it refuses to be trained."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
 
@@ -14,6 +13,7 @@ from fmapper.errors import ConversionError, FixedSizeWarning
 from fmapper.moves.mover import mover_to
 from fmapper.programs import check_target
 from fmapper.programs.program import Program
+from fmapper.programs.reading.written import source_of_class
 from fmapper.programs.steps import (
     check_options,
     find_target,
@@ -70,6 +70,7 @@ class _ForTorch(_Options, total=False):
 
 class _Structured(_Options, total=False):
     structure: Required[bool]
+    arguments: Mapping[str, Any] | None
 
 
 class _Scanned(_Structured, total=False):
@@ -152,9 +153,12 @@ def convert(
             where `source` writes those. Equinox always needs it.
         scan: With `structure=True` for Flax and Equinox, True for repeated blocks as one block with
             stacked arrays, called by a scan.
+        arguments: With `structure=True` for Flax and torch, what the model's constructor was given,
+            by name, where neither attributes nor layers say it; a model that cannot be made in the
+            words of its source is then an error.
         fused: For torch, False to run the program's operations one by one, if torch's own softmax,
             norms and attention are unsuitable, for example for second derivatives of attention.
-        options: The last five, which the adapter of the target reads.
+        options: The last six, which the adapter of the target reads.
 
     Returns:
         For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called like the module. For
@@ -217,6 +221,14 @@ def convert_with_arrays(
     others = {*_Options.__annotations__, "example_inputs", "example_kwargs"}
     check_options(target, options, others, variant)
     options |= variant
+    arguments = options.pop("arguments", None)
+    is_plain = arrays is None and not (modes or specialize or options.get("scan"))
+    is_in_words = bool(options.get("structure")) and is_plain
+    if arguments is not None and not is_in_words:
+        raise ConversionError(
+            "arguments= is for structure=True without scan= and specialize=, which makes a model "
+            "in the words of its source"
+        )
     if not isinstance(example_inputs, tuple | list):
         example_inputs = (example_inputs,)
     example_inputs = tuple(example_inputs)
@@ -247,11 +259,20 @@ def convert_with_arrays(
         return moved
     if not is_target(target):
         raise no_target(to)
-    is_plain = arrays is None and not (modes or specialize or options.get("scan"))
-    if options.get("structure") and is_plain and _leaves_sizes_open(dynamic_shapes):
+    reason = ""
+    if is_in_words:
         call = example_inputs, example_kwargs or {}
-        with step(f"converting {type(model).__name__} to {to}"), suppress(ConversionError):
-            return target.build_transcribed(model, source, *call, train=train, check=check)
+        shapes = "auto" if dynamic_shapes is None else dynamic_shapes
+        words: dict[str, Any] = {"arguments": arguments, "dynamic_shapes": shapes}
+        try:
+            with step(f"converting {type(model).__name__} to {to}"):
+                return target.build_transcribed(
+                    model, source, *call, train=train, check=check, **words
+                )
+        except ConversionError as error:
+            if arguments is not None:
+                raise
+            reason = str(error)
     settings: dict[str, Any] = {"train": train, "check": check, "strict": strict}
     settings["specialize"] = specialize
     settings["parts"] = bool(options.get("structure"))
@@ -309,13 +330,9 @@ def convert_with_arrays(
                     model, to, *given, dynamic_shapes=dynamic_shapes, train=train,
                     strict=strict, specialize=specialize, modes=True, **options,
                 )  # fmt: skip
+    if reason:
+        source_of_class(converted).by_operations = reason
     return converted
-
-
-def _leaves_sizes_open(dynamic_shapes: Any) -> bool:
-    """Returns whether nothing is said about which sizes vary, or that all may."""
-    is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
-    return dynamic_shapes is None or is_auto
 
 
 def _modes_of(program: Program, *, is_one: bool) -> list[Program]:

@@ -21,6 +21,7 @@ class Source:
         layers: How many parameters are in layers of the target, and how many there are.
         dissolved: Submodules without code of their own, with the reason.
         modes: In which it computes what the model does: `eval`, `train`.
+        by_operations: Why it is not in the words of the model's source; empty if it is.
         lacks_training: Why it is for evaluation alone, though the program for training is known.
         parameters: What the model takes there.
         positional: Those for what the example gave by position; empty for what it does not take.
@@ -46,3 +47,4 @@ class Source:
     leaves: Mapping[str, int] = field(default_factory=dict)
     objects: Mapping[str, Any] = field(default_factory=dict)
     lacks_training: str = ""
+    by_operations: str = ""

@@ -117,6 +117,8 @@ def test_other_dtypes_are_kept():
     half = fmapper.convert(InTorch().to(torch.bfloat16), "flax", (torch.from_numpy(X).bfloat16(),),
                            structure=True)  # fmt: skip
     assert half.first.kernel[...].dtype == jnp.bfloat16
+    assert WORDS in fmapper.source(half)
+    assert half(jnp.asarray(X, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 @pytest.mark.nightly
@@ -169,7 +171,28 @@ def test_what_the_source_does_not_say_is_made_of_operations(monkeypatch):
 
     monkeypatch.setattr("fmapper.translation.source.transcribe", refuse)
     made = convert(InTorch(), "flax", X)
-    assert WORDS not in fmapper.source(made)
+    assert WORDS not in (code := fmapper.source(made))
+    assert "in the words of its source: its source is not there." in code
+    with pytest.raises(fmapper.ConversionError, match="its source is not there"):
+        convert(InTorch(), "flax", X, arguments={"width": 6})
+
+
+def test_arguments_are_those_of_its_constructor():
+    class Hidden(nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.shift = scale + 1.0
+
+        def forward(self, x):
+            return self.linear(x) * self.shift
+
+    made = convert(Hidden(2), "flax", X, arguments={"scale": 2}, dynamic_shapes=["batch, _"])
+    assert "Hidden(scale=2, rngs=rngs)" in fmapper.source(made)
+    with pytest.raises(fmapper.ConversionError, match="arguments given, scale, gives something"):
+        convert(Hidden(2), "flax", X, arguments={"scale": 3})
+    with pytest.raises(fmapper.ConversionError, match="is for structure=True without scan"):
+        convert(Hidden(2), "flax", X, arguments={"scale": 3}, scan=True)
 
 
 @pytest.mark.nightly

@@ -27,7 +27,13 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
     name: ClassVar[str] = "flax"
     compiles: ClassVar[bool] = True
     targets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"nnx": {}, "linen": {"linen": True}}
-    conversion_options: ClassVar[tuple[str, ...]] = ("precision", "rngs", "scan", "structure")
+    conversion_options: ClassVar[tuple[str, ...]] = (
+        "arguments",
+        "precision",
+        "rngs",
+        "scan",
+        "structure",
+    )
     compares: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
     writes_modes: ClassVar[str] = "layers"

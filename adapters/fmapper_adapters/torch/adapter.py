@@ -49,7 +49,7 @@ class TorchAdapter(Files, TorchMeshes, Writes, Writing, Layers, TorchOptimizers,
     name: ClassVar[str] = "torch"
     keeps_memory: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
-    conversion_options: ClassVar[tuple[str, ...]] = ("fused", "structure")
+    conversion_options: ClassVar[tuple[str, ...]] = ("arguments", "fused", "structure")
     needs_source: ClassVar[str] = (
         "functions written in JAX are recorded with JAX, which is not installed"
     )

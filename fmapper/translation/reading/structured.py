@@ -31,6 +31,8 @@ def build_transcribed(
     *,
     train: bool,
     check: bool,
+    arguments: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = "auto",
 ) -> Any:
     """Returns a model of a file in the words of its source, with the arrays of that.
 
@@ -45,6 +47,8 @@ def build_transcribed(
         train: Whether it must train as the model does.
         check: Whether to compare both in evaluation, and in training if that is asked for or what
             the call does.
+        arguments: What its constructor was given, by name; None to find it.
+        dynamic_shapes: At which sizes functions of the file are compared; see `source`.
 
     Raises:
         ConversionError: It cannot be written so, or differs; says what and where.
@@ -57,7 +61,7 @@ def build_transcribed(
     modes = {*source.modes(model, args, kwargs).values()} if trains else set()
     if len(modes) > 1:
         raise ConversionError(f"{name}: this call is neither its training nor its evaluation")
-    found, *_ = files.transcribe(model, target.name, args, kwargs)
+    found, *_ = files.transcribe(model, target.name, args, kwargs, arguments, dynamic_shapes)
     reason = found.only_evaluation
     if train and reason:
         raise ConversionError(reason)
