@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from fmapper import fleaves
+from fmapper import fleaves, fmap, to_numpy
 from fmapper.checkpoints import Drop, Rule, Rules
 from fmapper.translation.source import format_code
 from fmapper.verification.files.proof import File as ProvedFile
@@ -31,7 +32,8 @@ from fmapper_translate.files import File
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.recording import record
-from fmapper_translate.sources.sizes import of_other_sizes
+from fmapper_translate.sources.halves import check_dtypes, half_of
+from fmapper_translate.sources.sizes import of_given_sizes, of_other_sizes
 from fmapper_translate.sources.torch import TorchSource
 from fmapper_translate.targets import Target, layers
 from fmapper_translate.torch.modes import follow_mode
@@ -39,6 +41,7 @@ from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.witness import functions_that_differ
 
 Inputs = tuple[Any, ...]
+Example = tuple[Inputs, Mapping[str, Any]]
 _MAKER = "make_model"
 
 
@@ -60,6 +63,8 @@ class Transcription:
             for both.
         flags: Arguments of a call that tell the model its mode -> their values in training.
         keys: Keys for random numbers that the source is called with where a call has none.
+        half: The half precision of the model's arrays, to which those of the file are cast; empty
+            if they have another one.
     """
 
     code: str
@@ -73,17 +78,22 @@ class Transcription:
     only_evaluation: str = ""
     flags: Mapping[str, bool] = field(default_factory=dict)
     keys: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    half: str = ""
 
     @property
     def whole(self) -> str:
         """The file with `make_model`, which makes the model as the source was made."""
         parameters = {"flax": "*, rngs", "equinox": "*, key"}.get(self.target, "")
+        made, cast = self.example, ""
+        if self.half:
+            made = f"with_dtype({made}, jnp.{self.half})"
+            cast = f"{inspect.getsource(_target(self.target).with_dtype)}\n\n"
         maker = (
             f"def {_MAKER}({parameters}):\n"
             f'    """Makes the model that this file was written for."""\n'
-            f"    return {self.example}\n"
+            f"    return {made}\n"
         )
-        return format_code(f"{self.code}\n\n{maker}")
+        return format_code(f"{self.code}\n\n{cast}{maker}")
 
     @property
     def maker(self) -> str:
@@ -136,7 +146,7 @@ class Transcription:
                 return [*map(encode, value)]
             if not hasattr(value, "dtype"):
                 return value
-            arrays[f"input.{len(arrays)}"] = np.asarray(value)
+            arrays[f"input.{len(arrays)}"] = to_numpy(value)
             return {"array": len(arrays) - 1}
 
         by_position = [encode(value) for value in inputs]
@@ -150,7 +160,7 @@ class Transcription:
             maker = "make_with_flags"
             code += f"\n\nimport inspect\n\n{inspect.getsource(follow_mode)}\n\n"
             code += f"def {maker}():\n    return follow_mode({_MAKER}(), {self.flags!r})\n"
-        weights = {name: np.asarray(value) for name, value in self.weights.items()}
+        weights = {name: to_numpy(value) for name, value in self.weights.items()}
         file = ProvedFile(
             code,
             maker,
@@ -160,6 +170,7 @@ class Transcription:
             weights,
             [by_position, {"dict": by_keyword}],
             arrays,
+            double=bool(self.half),  # in which results agree to two or three digits
         )
 
         is_torch = isinstance(model, nn.Module)
@@ -183,6 +194,7 @@ def transcribe(
     options: Mapping[str, Any] | None = None,
     *,
     target: str | None = None,
+    dynamic_shapes: Any = "auto",
 ) -> Transcription:
     """Writes a model as a file for another framework, in the words of its source.
 
@@ -197,6 +209,9 @@ def transcribe(
             fields.
         options: What it is called with by keyword, and of Linen also by `apply`: `rngs`, `mutable`.
         target: `"flax"` or `"equinox"` for models of PyTorch, by default the first; else `"torch"`.
+        dynamic_shapes: At which other sizes the file is compared with the model, where a tuple says
+            what it is called with: by default all that a model of PyTorch takes, and of others
+            none; None for none, else which, as for `convert`. A file takes what its source takes.
 
     Raises:
         NotTranscribed: Something in it has no counterpart; says what and where.
@@ -207,30 +222,49 @@ def transcribe(
             f"{type(model).__name__} is not a model that is transcribed for {target}: modules of "
             "PyTorch are for Flax NNX and Equinox, and those of NNX, Linen and Equinox for PyTorch"
         )
+    with _unchanged_random_numbers():
+        examples = _examples(model, inputs, options or {}, dynamic_shapes)
     if isinstance(model, nn.Module):
         to = _target(target or "flax")
+        arguments = arguments or arguments_of(model)
         with _unchanged_random_numbers():
-            try:
-                return _from_torch(model, inputs, arguments, options, to)
-            except NotTranscribed as error:
-                reason = str(error)
-                try:
-                    return _from_torch(
-                        model, inputs, arguments, options, to, only_evaluation=reason
-                    )
-                except NotTranscribed:
-                    raise error from None
+            if half := half_of(model):
+                wide = copy.deepcopy(model).float()
+                found = _in_both_modes(wide, fmap(_to_float, examples), arguments, to)
+                saved = model.state_dict()
+                weights = {name: saved[name] for name in found.weights}
+                found = replace(found, weights=weights, half=half)
+                check_dtypes(found.whole, _MAKER, to, found.weights, model, examples[0])
+                return found
+            return _in_both_modes(model, examples, arguments, to)
     if isinstance(model, tuple) or _is_bound(model):
         from fmapper_translate.torch.linen.transcription import from_linen
 
-        return from_linen(model, inputs, options)
+        return from_linen(model, [args for args, _ in examples], options)
     if is_of_equinox(model):
         from fmapper_translate.torch.equinox.transcription import from_equinox
 
-        return from_equinox(model, inputs, arguments, options)
+        return from_equinox(model, [args for args, _ in examples], arguments, options)
     from fmapper_translate.torch.transcription import from_nnx
 
-    return from_nnx(model, inputs, arguments, options)
+    return from_nnx(model, [args for args, _ in examples], arguments, options)
+
+
+def _in_both_modes(
+    model: nn.Module,
+    examples: list[Example],
+    arguments: tuple[Sequence[Any], Mapping[str, Any]] | None,
+    target: Target,
+) -> Transcription:
+    """Writes a module of PyTorch for both modes; or for evaluation, if it is not for both."""
+    try:
+        return _from_torch(model, examples, arguments, target)
+    except NotTranscribed as error:
+        reason = str(error)
+        try:
+            return _from_torch(model, examples, arguments, target, only_evaluation=reason)
+        except NotTranscribed:
+            raise error from None
 
 
 TARGETS = ("flax", "equinox")
@@ -273,15 +307,14 @@ def is_of_equinox(model: Any) -> bool:
 
 def _from_torch(
     model: nn.Module,
-    inputs: Inputs | list[Inputs],
+    examples: list[Example],
     arguments: tuple[Sequence[Any], Mapping[str, Any]] | None,
-    options: Mapping[str, Any] | None,
     target: Target,
     *,
     only_evaluation: str = "",
 ) -> Transcription:
     cls = type(model)
-    args, kwargs = arguments or arguments_of(model) or find_arguments(model)
+    args, kwargs = arguments or find_arguments(model)
     seen: set[int] = set()
     found = (
         [take_apart(value, seen) for value in args],
@@ -295,7 +328,6 @@ def _from_torch(
         made.load_state_dict(model.state_dict())
         return made
 
-    examples = [(one, options or {}) for one in (inputs if isinstance(inputs, list) else [inputs])]
     for one in examples:
         if not _are_equal(functools.partial(_call, *one), model, make(*found)):
             which = "found for it" if arguments is None else "given"
@@ -303,9 +335,6 @@ def _from_torch(
                 f"{cls.__name__}: a model that is made with the arguments {which}, "
                 f"{', '.join(kwargs)}, gives something else. {SAY_ARGUMENTS}"
             )
-    if isinstance(inputs, tuple):
-        other = of_other_sizes(examples[0], functools.partial(_takes, model))
-        examples += [] if other is None else [other]
     calls = [functools.partial(_call, *one) for one in examples]
     evaluates = bool(only_evaluation)
     recording, twin = record(TorchSource(target.layers), make, calls, only_evaluation=evaluates)
@@ -340,11 +369,42 @@ def _from_torch(
     )  # fmt: skip
 
 
+def _examples(
+    model: Any, inputs: Inputs | list[Inputs], options: Mapping[str, Any], dynamic_shapes: Any
+) -> list[Example]:
+    """Returns what a model is called with: what is given, and that in other sizes.
+
+    Raises:
+        NotTranscribed: It does not take sizes that are to vary.
+    """
+    if isinstance(inputs, list):
+        return [(args, options) for args in inputs]
+    first = (inputs, options)
+    is_torch = isinstance(model, nn.Module)
+    other = None
+    if isinstance(dynamic_shapes, str) and dynamic_shapes == "auto":
+        if is_torch:
+            other = of_other_sizes(first, functools.partial(_takes, model))
+    elif dynamic_shapes is not None:
+        if not is_torch and any(hasattr(x, "shape") for x in fleaves(options)):
+            raise NotTranscribed("models of JAX are not compared at other sizes of keywords")
+        module = model[0] if isinstance(model, tuple) else model
+        called = module.forward if is_torch else type(module).__call__.__get__(module)
+        names = [*inspect.signature(called).parameters]
+        takes = functools.partial(_takes, model) if is_torch else lambda _: True
+        other = of_given_sizes(first, names, dynamic_shapes, takes)
+    return [first] if other is None else [first, other]
+
+
 def _call(inputs: Inputs, options: Mapping[str, Any], model: nn.Module) -> object:
     return model(*inputs, **options)
 
 
-def _takes(model: nn.Module, inputs: tuple[Inputs, Mapping[str, Any]]) -> bool:
+def _to_float(x: Any) -> Any:
+    return x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
+def _takes(model: nn.Module, inputs: Example) -> bool:
     """Returns whether a model runs with inputs by position and by keyword."""
     with mode(model, train=False), restore_after(model), torch.no_grad():
         try:

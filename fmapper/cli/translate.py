@@ -44,12 +44,13 @@ Examples:
 @click.option(
     "--fixed",
     is_flag=True,
-    help="Fix all sizes to those of the examples (default: let them vary).",
+    help="Compare at the sizes of the examples alone (default: at others, too). A file that is "
+    "written by operations takes no others then.",
 )
 @click.option(
     "--train/--eval",
     default=None,
-    help="Require the training mode, or leave it out (default: write it where possible).",
+    help="Require training, or prove evaluation alone (default: prove both where possible).",
 )
 @click.option(
     "--scan",
@@ -95,19 +96,23 @@ def translate(
         loaded = load_model(model)
     args, given = example_args(examples), example_kwargs(kwargs)
     code, proof = "", None
-    if not (fixed or scan or train is False):
+    shapes = None if fixed else "auto"
+    if not scan:
         try:
             with step(f"transcribing {type(loaded).__name__} for {to}"):
-                found, proof = transcribe_proved(loaded, to, args, given)
+                found, proof = transcribe_proved(
+                    loaded, to, args, given, dynamic_shapes=shapes, train=train
+                )
         except ConversionError as error:
             print(f"written by its operations, not in the words of its source: {error}")
         else:
             code, title = found.whole, found.name
             print(f"{title}: {proof}")
+            if found.only_evaluation:
+                print(f"for evaluation only: {found.only_evaluation}")
             for function, reason in found.fallen.items():
                 print(f"{function} is written by its operations: {reason}")
     if proof is None:
-        shapes = None if fixed else "auto"
         code, proof, title = _write_operations(loaded, to, args, given, shapes, train, scan=scan)
     if not proof:
         print(f"fmapper translate: {out} was not written: {title} differs", file=sys.stderr)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from fmapper.verification.files.proof import Proof
 
 _BY_OPERATIONS = "Written by its operations, not in the words of its source"
-_HALVES = ("bfloat16", "float16")
 
 
 def source(
@@ -72,7 +71,9 @@ def source(
             of arrays) for models of torch, `torch` for those of JAX, Flax and Equinox.
         example_inputs: What it is called with, by position.
         example_kwargs: What it is called with by keyword.
-        dynamic_shapes: Which sizes may vary: by default all that the code does not fix.
+        dynamic_shapes: Which sizes may vary: by default all that the code does not fix. A file in
+            the words of the source takes all that its source takes; then these are the sizes at
+            which both are compared, None for those of the examples alone.
         train: Write what it does in training, too: dropout, batch statistics. A file in the words
             of the source has it in any case; it is run and compared in training.
         scan: Write blocks that repeat as one with stacked arrays, called by a scan, which compiles
@@ -99,26 +100,31 @@ def source(
                 "structure=True) creates a model with source; source(model, 'flax', "
                 "example_inputs) writes one."
             )
-        return format_code(known.code)
+        return _with_reason(format_code(known.code), known.by_operations)
     reason = ""
-    if not scan and isinstance(dynamic_shapes, str) and dynamic_shapes == "auto":
+    if not scan:
         write = transcribe_proved if train else transcribe
+        given = (example_inputs, example_kwargs, arguments, dynamic_shapes)
         try:
-            return write(model, to, example_inputs, example_kwargs, arguments)[0].whole
+            return write(model, to, *given)[0].whole
         except OtherPairError:
             if arguments is not None:
                 raise
         except ConversionError as error:
             if arguments is not None:
                 raise
-            reason = f"{_BY_OPERATIONS}: {error}"
+            reason = str(error)
     elif arguments is not None:
         raise ConversionError(
-            "arguments= is for a file in the words of the model's source, which has neither scan= "
-            "nor dynamic_shapes="
+            "arguments= is for a file in the words of the model's source, which has no scan="
         )
     code = _write_operations(model, to, example_inputs, example_kwargs, dynamic_shapes, train, scan)
-    return add_to_docstring(code, reason) if reason else code
+    return _with_reason(code, reason)
+
+
+def _with_reason(code: str, reason: str) -> str:
+    """Returns a file that says why it is not in the words of its source, if it is not."""
+    return add_to_docstring(code, f"{_BY_OPERATIONS}: {reason}") if reason else code
 
 
 def _write_operations(
@@ -224,7 +230,9 @@ class Transcription(Protocol):
     def finish(self, model: Any) -> None:
         """Has a model of the file follow its own mode where a call does not say one."""
 
-    def prove(self, model: Any, inputs: Any, options: Any) -> Proof:
+    def prove(
+        self, model: Any, inputs: Any, options: Any, *, only_evaluation: bool = False
+    ) -> Proof:
         """Compares its outputs, gradients and five steps with those of the model."""
 
     @property
@@ -246,17 +254,20 @@ def transcribe_proved(
     args: Any,
     kwargs: Mapping[str, Any] | None,
     arguments: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = "auto",
+    *,
+    train: bool | None = True,
 ) -> tuple[Transcription, Proof]:
-    """Writes a model in the words of its source, and proves the file in both modes.
+    """Writes a model in the words of its source, and proves the file.
 
-    Arguments and errors are those of `transcribe`; a file that differs is an error, too.
+    Arguments and errors are those of `transcribe`; a file that differs is an error, too. With
+    `train` it has to train; with None it is proved in training if it does, and with False in
+    evaluation alone.
     """
-    found, args, kwargs = transcribe(model, to, args, kwargs, arguments)
-    if found.only_evaluation:
+    found, args, kwargs = transcribe(model, to, args, kwargs, arguments, dynamic_shapes)
+    if train and found.only_evaluation:
         raise ConversionError(found.only_evaluation)
-    if coarse := next((name for name, x in found.weights.items() if _is_half(x)), ""):
-        raise ConversionError(f"{coarse} is of half precision, which proves little")
-    proof = found.prove(model, args, kwargs)
+    proof = found.prove(model, args, kwargs, only_evaluation=train is False)
     if not proof:
         raise ConversionError(f"{found.name}: its transcription differs: {proof}")
     return found, proof
@@ -268,6 +279,7 @@ def transcribe(
     args: Any,
     kwargs: Mapping[str, Any] | None,
     arguments: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = "auto",
 ) -> tuple[Transcription, tuple[Any, ...], dict[str, Any]]:
     """Writes a model in the words of its source; returns the file, and the model's own inputs.
 
@@ -278,6 +290,7 @@ def transcribe(
         args: What it is called with, by position.
         kwargs: What it is called with by keyword.
         arguments: What its constructor was given, by name; None to find it.
+        dynamic_shapes: At which sizes it is compared, too; see `source`.
 
     Raises:
         ConversionError: Something in it has no counterpart; says what.
@@ -294,7 +307,9 @@ def transcribe(
         import fmapper_translate
 
         given = None if arguments is None else ((), arguments)
-        found = fmapper_translate.transcribe(model, args, given, options=kwargs, target=target.name)
+        found = fmapper_translate.transcribe(
+            model, args, given, kwargs, target=target.name, dynamic_shapes=dynamic_shapes
+        )
     except ConversionError:
         raise
     except Exception as error:  # of the model's own code too; or a framework is not installed
@@ -314,10 +329,6 @@ def note_arguments() -> Iterator[None]:
     else:
         with notes.note_arguments():
             yield
-
-
-def _is_half(array: Any) -> bool:
-    return str(array.dtype).rpartition(".")[2] in _HALVES
 
 
 def translate_proved(

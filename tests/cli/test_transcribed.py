@@ -45,15 +45,16 @@ def transcribing(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> list[Any]:
     """Has a transcription give a proof, or raise an error; returns what is asked for."""
     asked: list[Any] = []
 
-    def transcribe(model: Any, inputs: Any, arguments: Any, **settings: Any) -> Any:
+    def transcribe(model: Any, inputs: Any, arguments: Any, options: Any, **settings: Any) -> Any:
         assert arguments is None
+        assert options == {}
         asked.append((model, inputs, settings))
         if isinstance(outcome, Exception):
             raise outcome
         weights = dict(model.named_parameters())
         prove = SimpleNamespace(weights=weights, whole="whole", name="Net", fallen={})
         prove.only_evaluation = "its training" if outcome == "evaluation" else ""
-        prove.prove = lambda *_: outcome
+        prove.prove = lambda *_, only_evaluation: outcome and [outcome, only_evaluation]
         return prove
 
     monkeypatch.setattr("fmapper_translate.transcribe", transcribe)
@@ -69,7 +70,7 @@ def test_source_is_the_transcription(
     ((model, inputs, settings),) = asked
     assert model is net
     assert torch.equal(inputs[0], EXAMPLE)
-    assert settings == {"options": {}, "target": "flax"}
+    assert settings == {"target": "flax", "dynamic_shapes": "auto"}
 
 
 @pytest.mark.parametrize(
@@ -84,19 +85,28 @@ def test_source_is_by_operations_where_there_is_no_proof(
     assert len(asked) == 1
 
 
-def test_models_in_half_precision_are_not_proved(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    transcribing(monkeypatch, True)
-    half = net.bfloat16()
-    with pytest.raises(ConversionError, match="of half precision"):
-        transcribe_proved(half, "flax", (EXAMPLE.bfloat16(),), None)
-
-
-@pytest.mark.parametrize("options", [{"scan": True}, {"dynamic_shapes": None}])
-def test_what_only_operations_give_is_asked_of_them(
-    net: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+def test_sizes_are_those_at_which_a_transcription_is_compared(
+    net: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = transcribing(monkeypatch, True)
-    assert fmapper.source(net, "flax", (EXAMPLE,), **options) != "whole"
+    for shapes in (None, ["batch, _"]):
+        assert fmapper.source(net, "flax", (EXAMPLE,), dynamic_shapes=shapes) == "whole"
+        assert asked.pop()[2]["dynamic_shapes"] is shapes
+
+
+@pytest.mark.parametrize("outcome", [True, "evaluation"])
+def test_a_file_for_evaluation_is_proved_there(
+    net: Any, monkeypatch: pytest.MonkeyPatch, outcome: Any
+) -> None:
+    transcribing(monkeypatch, outcome)
+    given = (net, "flax", (EXAMPLE,), None)
+    assert transcribe_proved(*given, train=False)[1] == [outcome, True]
+    assert transcribe_proved(*given, train=None)[1] == [outcome, False]
+
+
+def test_scans_are_asked_of_operations(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = transcribing(monkeypatch, True)
+    assert fmapper.source(net, "flax", (EXAMPLE,), scan=True) != "whole"
     assert not asked
 
 
@@ -114,4 +124,6 @@ def test_the_command_writes_the_words_of_the_source_with_a_test(
     assert "train steps" in capsys.readouterr().out
     assert pytest.main(["-q", "-p", "no:cacheprovider", str(tmp_path / "test_net_flax.py")]) == 0
     assert main([*words, "--example", "randn(2, 4)", "--eval"]) == 0
-    assert "make_model" not in out.read_text()
+    assert "make_model" in out.read_text()
+    assert "eval outputs" in (said := capsys.readouterr().out)
+    assert "train steps" not in said

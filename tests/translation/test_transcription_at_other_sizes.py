@@ -9,8 +9,9 @@ nnx = pytest.importorskip("flax.nnx")
 import jax.numpy as jnp  # noqa: E402
 from torch import nn  # noqa: E402
 
+import fmapper  # noqa: E402
 from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
-from fmapper_translate.sources.sizes import of_other_sizes  # noqa: E402
+from fmapper_translate.sources.sizes import of_given_sizes, of_other_sizes  # noqa: E402
 
 
 def check(model, x, other):
@@ -89,3 +90,47 @@ def test_a_batch_of_one_is_another_one_in_all_inputs():
     images, mask = of_other_sizes((images, mask), runs)
     assert images.shape == (2, 1, 5)
     assert mask.shape == (2, 5)
+
+
+def test_sizes_that_are_to_vary_are_others_within_their_bounds():
+    b = torch.export.Dim("b", min=2, max=5)
+    x, mask = torch.ones(5, 3), torch.ones(5)
+
+    def runs(inputs):
+        (x,), options = inputs
+        return len(x) == len(options["mask"]) and x.shape[1] != 4
+
+    forms = {4: {"x": (b, None), "mask": {0: b}}, 6: {"x": "b, _", "mask": "b"}}
+    for size, shapes in forms.items():
+        (other,), options = of_given_sizes(((x,), {"mask": mask}), ["x", "mask"], shapes, runs)
+        assert other.shape == (size, 3)
+        assert options["mask"].shape == (size,)
+    with pytest.raises(NotTranscribed, match="lets width vary, which is 3"):
+        of_given_sizes(((x,), {}), ["x"], ["_, width"], lambda inputs: inputs[0][0].shape[1] == 3)
+    with pytest.raises(fmapper.ConversionError, match="heights is not an input"):
+        of_given_sizes(((x,), {}), ["x"], {"heights": "b"}, runs)
+
+
+def test_a_size_that_the_model_does_not_take_may_not_vary():
+    class Fixed(nn.Module):
+        def forward(self, x):
+            assert x.shape[0] == 2
+            return x + 1
+
+    x = torch.ones(2, 3)
+    with pytest.raises(NotTranscribed, match="takes none of 3, 4, 1"):
+        transcribe(Fixed(), (x,), ((), {}), dynamic_shapes=["batch, _"])
+
+
+def test_sizes_that_are_to_stay_are_those_of_the_examples():
+    asked = []
+
+    class Watched(nn.Module):
+        def forward(self, x):
+            asked.append(tuple(x.shape))
+            return x * 2
+
+    transcribe(Watched(), (torch.ones(2, 3),), ((), {}), dynamic_shapes=None)
+    assert {*asked} == {(2, 3)}
+    transcribe(Watched(), (torch.ones(2, 3),), ((), {}), dynamic_shapes=["_, n"])
+    assert {*asked} == {(2, 3), (2, 4)}

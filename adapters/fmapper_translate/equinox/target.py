@@ -55,6 +55,7 @@ class EquinoxTarget(Target):
     dataclass = "@dataclass(eq=False)"  # which can be hashed
     dialect = EquinoxDialect
     loading = (weights.load_weights, weights.source_state, weights.name_in_source)
+    with_dtype = staticmethod(weights.with_dtype)
     arrays: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("parameter", "buffer", "constant", "choice"), "{0}"
     )

@@ -141,3 +141,8 @@ def source_state(model):
     named = [(name_in_source(model, path), array) for path, array in leaves]
     state = {name: array for name, array in named if name is not None}
     return state | {second: state[first] for second, first in TIED.items()}
+
+
+def with_dtype(model, dtype):
+    """Returns a model with its floating-point arrays cast."""
+    return jax.tree.map(lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x, model)

@@ -50,6 +50,7 @@ class FlaxTarget(Target):
     imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
     dialect = FlaxDialect
     loading = (weights.load_weights, weights.source_state, weights.named_arrays)
+    with_dtype = staticmethod(weights.with_dtype)
     arrays: ClassVar[Mapping[str, str]] = {
         "parameter": "nnx.Param({0})", "buffer": "Buffer({0})", "constant": "Constant({0})",
         "choice": "(nnx.Param if {1} else Buffer)({0})",

@@ -123,3 +123,11 @@ def source_state(model):
         back = axes and [axes.index(axis) for axis in range(array.ndim)]
         state[name] = array.transpose(back) if back else array
     return state | {second: state[first] for second, first in TIED.items()}
+
+
+def with_dtype(model, dtype):
+    """Casts the floating-point arrays of a model; returns it."""
+    for _, variable in nnx.iter_graph(model):
+        if isinstance(variable, nnx.Variable) and jnp.issubdtype(variable.dtype, jnp.floating):
+            variable.set_value(variable.astype(dtype))
+    return model

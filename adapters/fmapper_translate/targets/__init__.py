@@ -46,6 +46,7 @@ class Target(ABC):
         imports: Names -> the statements that import them.
         dialect: The printers of operations.
         loading: The functions that every file has.
+        with_dtype: The function that casts the arrays of a model.
         arrays: Kinds of arrays -> their code in a constructor.
         place: The code for an array `{1}` of a module `{0}` that a function gives values.
         part: The statement that gives a module `{0}` another attribute `{1}`.
@@ -72,6 +73,7 @@ class Target(ABC):
     imports: ClassVar[Mapping[str, str]]
     dialect: ClassVar[type[JaxDialect]]
     loading: ClassVar[Sequence[Callable[..., Any]]]
+    with_dtype: Callable[[Any, Any], Any]
     arrays: ClassVar[Mapping[str, str]]
     place: ClassVar[str] = "{0}.{1}"
     part: ClassVar[str] = "{0}.{1} = {2}"

@@ -88,7 +88,9 @@ class Results:
         return all(OWN * distance <= LIMITS[what] for what, distance in self.own.items())
 
 
-def learn_modes(runs: Mapping[str, Run]) -> Iterator[tuple[Conditions, dict[str, Results]]]:
+def learn_modes(
+    runs: Mapping[str, Run], *, double: bool = False
+) -> Iterator[tuple[Conditions, dict[str, Results]]]:
     """Yields conditions for comparing a model and its file, and results in each mode.
 
     Conditions in double precision come first, if only they bring a model as near to itself as the
@@ -99,9 +101,10 @@ def learn_modes(runs: Mapping[str, Run]) -> Iterator[tuple[Conditions, dict[str,
 
     Args:
         runs: Modes -> the function that runs and trains the model.
+        double: Whether to compute in double precision alone.
     """
     smooth: list[tuple[Conditions, dict[str, Results]]] = []
-    for conditions in CHOICES:
+    for conditions in CHOICES if not double else [one for one in CHOICES if one.double]:
         results: dict[str, Results] = {}
         try:
             for mode in sorted(runs, reverse=True):  # training amplifies roundings more
@@ -115,20 +118,22 @@ def learn_modes(runs: Mapping[str, Run]) -> Iterator[tuple[Conditions, dict[str,
         results = {mode: results[mode] for mode in runs if mode in results}
         if all(result.are_certain for result in results.values()):
             yield conditions, results
-            yield from smooth if conditions.double else ()
+            yield from smooth if conditions.double and not double else ()
             return
         if (
             all(result.are_smooth for result in results.values())
-            and not conditions.double
+            and conditions.double is double
             and not smooth
         ):
             smooth.append((conditions, results))
-    yield from smooth or [learn_plainly(runs)]
+    yield from smooth or [learn_plainly(runs, double=double)]
 
 
-def learn_plainly(runs: Mapping[str, Run]) -> tuple[Conditions, dict[str, Results]]:
-    """Returns the results in single precision with the weights as they are, certain or not."""
-    plain = Conditions()
+def learn_plainly(
+    runs: Mapping[str, Run], *, double: bool = False
+) -> tuple[Conditions, dict[str, Results]]:
+    """Returns the results with the weights as they are, certain or not."""
+    plain = Conditions(double=double)
     return plain, {mode: learn(run, plain, all_rates=True) for mode, run in runs.items()}
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
+from fmapper.verification.arrays import widen
 from fmapper.verification.files.conditions import (
     AWAY,
     LIMITS,
@@ -148,6 +149,7 @@ class File:
         arrays: The NumPy arrays in these, as `input.N`.
         by_key: Whether the model's framework flattens dicts in the order of their sorted keys.
         coarse: The half precision in which the model computes; empty if none.
+        double: Whether to compare in double precision alone, as where arrays are of half precision.
     """
 
     code: str
@@ -160,6 +162,7 @@ class File:
     arrays: Mapping[str, Any]
     by_key: bool = False
     coarse: str = ""
+    double: bool = False
 
     def prove(self, trial: Callable[[bool], Trial], *, only_evaluation: bool = False) -> Proof:
         """Measures the distance of outputs, gradients and five steps from those of the model.
@@ -174,12 +177,13 @@ class File:
             ConversionError: The file does not run; quotes the output of the process.
         """
         if only_evaluation:
-            results = descent(trial(False))(RATES[0], 0.0)
+            conditions = Conditions(double=self.double)
+            results = conditions.run(descent(trial(False)), RATES[0])
             outputs = {k: v for k, v in results.items() if k.startswith(("output.", "draws"))}
-            return self._compare({"eval": Results(outputs, {})}, Conditions())
+            return self._compare({"eval": Results(outputs, {})}, conditions)
         runs = {mode: descent(trial(mode == "train")) for mode in self.modes}
         proof = None
-        for conditions, by_mode in learn_modes(runs):
+        for conditions, by_mode in learn_modes(runs, double=self.double):
             try:
                 proof = self._compare(by_mode, conditions, runs.get("train"))
             except ConversionError:
@@ -189,7 +193,7 @@ class File:
             if proof:
                 return proof
         if proof is None:
-            conditions, by_mode = learn_plainly(runs)
+            conditions, by_mode = learn_plainly(runs, double=self.double)
             proof = self._compare(by_mode, conditions, runs.get("train"))
         if proof or conditions.away or conditions.double:
             return proof
@@ -230,7 +234,7 @@ class File:
             arrays |= self._draw(train, results["train"], conditions)
         arrays |= self.arrays
         if conditions.double:
-            arrays = {name: _double(array) for name, array in arrays.items()}
+            arrays = {name: widen(array) for name, array in arrays.items()}
             arrays["double"] = np.array(1)
         if self.by_key:
             arrays["by_key"] = np.array(1)
@@ -298,12 +302,3 @@ def _cache() -> str:
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _double(array: Any) -> Any:
-    """Returns an array in double precision, if it is of single precision."""
-    import numpy as np
-
-    array = np.asarray(array)
-    wider = {"float32": np.float64, "complex64": np.complex128}.get(str(array.dtype))
-    return array if wider is None else array.astype(wider)

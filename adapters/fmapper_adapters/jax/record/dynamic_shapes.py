@@ -17,6 +17,7 @@ from fmapper import ConversionError
 from fmapper.programs import Guard, names_in, size_of
 from fmapper_adapters.jax import _private
 from fmapper_adapters.jax.record import guards as _guards
+from fmapper_adapters.jax.record import treespec
 
 _MADE = re.compile(r"s\d+")  # names that this module gives to sizes
 Trace = Callable[[list[Any]], Any]
@@ -77,6 +78,32 @@ def trace_sizes(trace: Trace, examples: Examples, dynamic_shapes: Any) -> Traced
         if not any(texts):
             raise
     return _trace_with_guards(trace, shapes, texts, bounds, deep=True)
+
+
+def read_sizes(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: list[str], dynamic_shapes: Any
+) -> tuple[list[tuple[int | str, ...]], Symbols]:
+    """Returns the shapes of the arrays in inputs with symbols, and the bounds of these.
+
+    Args:
+        args: The inputs by position.
+        kwargs: The inputs by keyword.
+        names: The names of the former.
+        dynamic_shapes: See `trace_sizes`.
+
+    Raises:
+        ConversionError: The sizes do not fit the inputs.
+    """
+    leaves, tree = jax.tree.flatten((args, dict(kwargs)), is_leaf=lambda x: x is None)
+    arrays = [x for x in leaves if hasattr(x, "shape")]
+    static = [not hasattr(x, "shape") for x in leaves]
+    bounds: Symbols = {}
+    texts = _Texts(bounds).of((treespec.tree_spec(tree), arrays, static, names), dynamic_shapes)
+    shapes = [_struct(tuple(x.shape), "float32") for x in arrays]
+    symbolic, _ = _symbolic(shapes, texts, bounds)
+    _check(symbolic, shapes, bounds)
+    sized = [[str(x) if _is_symbol(x) else x for x in struct.shape] for struct in symbolic]
+    return [*map(tuple, sized)], bounds
 
 
 def _trace_with_guards(
