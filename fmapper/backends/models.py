@@ -244,9 +244,7 @@ class Models(Framework):
 
     def build_transcribed(self, model: Any, source: Models, *call: Any, **options: Any) -> Any:
         """Builds a model in the words of its source; see `fmapper.translation`."""
-        raise ConversionError(
-            f"structure=True does not transcribe for {self.name}, as fmapper.source does"
-        )
+        raise ConversionError(f"structure=True does not transcribe for {self.name}, as source does")
 
     def finish(self, model: Any, *, trains: bool, reason: str = "") -> None:
         """Prepares a model of a file for use; without `trains` it refuses to be trained."""
