@@ -174,15 +174,7 @@ class Part:
         prefix: How many arguments can be passed by position: those before the first omitted one.
         positional: How many were passed by position.
         method: The called method of the submodule, if not `__call__`.
-        function: The name of a function called inside the submodule, if this is a call of one.
         other_names: Aliases in its code: `residual` for `residual = x`, a tuple for a tuple.
-        masks: Arguments that may be None -> the equivalent mask: `ones`, or `causal`.
-        flags: The attributes of the submodule that are True or False, such as `is_decoder`.
-        numbers: Those that are numbers, such as `num_heads`, and the variables of its constructor.
-        code: Arguments of its parts -> their code in the constructor, `conv.padding` -> `size //
-            2`.
-        words: Attributes that are None, True, False, texts or functions -> these as text.
-        defaults: Parameters of its constructor -> their defaults that are numbers or flags.
     """
 
     name: str
@@ -195,13 +187,6 @@ class Part:
     positional: int = 0
     method: str = ""
     other_names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    masks: Mapping[str, str] = field(default_factory=dict)
-    flags: Mapping[str, bool] = field(default_factory=dict)
-    numbers: Mapping[str, int | float] = field(default_factory=dict)
-    code: Mapping[str, str] = field(default_factory=dict)
-    words: Mapping[str, str] = field(default_factory=dict)
-    function: str = ""
-    defaults: Mapping[str, int | float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

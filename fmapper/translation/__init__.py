@@ -19,7 +19,6 @@ from fmapper.translation.code import (
     literal,
     text,
 )
-from fmapper.translation.constructors.defaults import omit_defaults, print_parameters
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
 from fmapper.translation.lists import with_lists
@@ -34,7 +33,6 @@ from fmapper.translation.loading import (
     tables_of,
     whole_arrays,
 )
-from fmapper.translation.merging.comprehensions import with_comprehensions
 from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.files import run_file
@@ -92,11 +90,9 @@ __all__ = [
     "local_array",
     "names_beside",
     "names_in",
-    "omit_defaults",
     "print_checks",
     "print_docstring",
     "print_imports",
-    "print_parameters",
     "rows_in",
     "run_file",
     "shortest_parts",
@@ -104,7 +100,6 @@ __all__ = [
     "tables_of",
     "text",
     "whole_arrays",
-    "with_comprehensions",
     "with_lists",
     "write",
 ]

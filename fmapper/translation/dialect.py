@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -97,8 +97,6 @@ class Dialect(ABC):
     """The dialect of a target.
 
     Attributes:
-        parameters: Classes of the target -> the names of the parameters of their constructors.
-        defaults: Classes of the target -> what their keywords are where they are not given.
         passes_keys: Whether all that draws is given a key: its functions have a parameter `key`,
             and call `Keys(key)`, a helper, for several.
         own_key: Where keys are not passed: the code for one, by an object's own `random_state`.
@@ -107,17 +105,10 @@ class Dialect(ABC):
         mode: The attribute that an object has for its mode, which the framework sets; empty where
             all objects have it.
         in_evaluation: The code that says that an object is in evaluation.
-        only_in_training: Layers that give what they are given in evaluation.
         told_in_training: Layers -> the keywords that a program for evaluation does not know.
-        masks: The code of masks of a shape `{0}`, with `{1}` queries: `ones` and `causal`.
-        lacking: Functions of files that may be called without `mask=mask` where that is None.
         holds_constants: Whether objects hold the arrays that code has, so that they move with them.
         views: The methods of arrays that give another view of one.
-        has_variants: Whether what only some submodules of a class have can be below an `if`.
-        takes_parts: Whether a constructor may be given parts that others have made.
         has_sequences: Whether parts that are called in order can be one object.
-        names_sequences: Whether classes of the source for parts in order are classes of the file.
-        counts_parts: Whether parts of lists can be called in loops that count, or take numbers.
         takes_rows: Layers whose first number is the size of the last dimension that they take, and
             which refuse others.
     """
@@ -127,21 +118,12 @@ class Dialect(ABC):
     random_state: ClassVar[Mapping[str, str]] = {}
     mode: ClassVar[str] = ""
     in_evaluation: ClassVar[str] = ""
-    only_in_training: ClassVar[frozenset[str]] = frozenset()
     told_in_training: ClassVar[Mapping[str, Sequence[str]]] = {}
     ones_like: ClassVar[str] = "{0} * 0 + 1"
-    masks: ClassVar[Mapping[str, str]] = {}
-    lacking: ClassVar[frozenset[str]] = frozenset()
     holds_constants: ClassVar[bool] = False
     views: ClassVar[frozenset[str]] = frozenset()
-    has_variants: ClassVar[bool] = False
-    takes_parts: ClassVar[bool] = False
     has_sequences: ClassVar[bool] = True
-    names_sequences: ClassVar[bool] = False
-    counts_parts: ClassVar[bool] = True
     takes_rows: ClassVar[frozenset[str]] = frozenset()
-    parameters: ClassVar[Mapping[str, Sequence[str]]] = {}
-    defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {}
 
     @abstractmethod
     def reserved_names(self) -> frozenset[str]:
@@ -156,7 +138,7 @@ class Dialect(ABC):
         return ".".join(draft.place(path))
 
     @abstractmethod
-    def make(self, cls: Class, arguments: Mapping[str, Any]) -> ast.expr:
+    def make(self, cls: Class) -> ast.expr:
         """Returns the code that creates an instance of a class of the file."""
 
     @abstractmethod
@@ -226,16 +208,6 @@ class Dialect(ABC):
             "Use convert without structure=True"
         )
 
-    @abstractmethod
-    def add_function(self, title: str, code: Callable[[str], str], taken: Collection[str]) -> str:
-        """Returns the name of a function that the file has then.
-
-        Args:
-            title: What the model calls it.
-            code: Returns its code, by its name.
-            taken: Names that mean something else where it is called.
-        """
-
     def draws(self, op: str) -> bool:
         """Returns whether an operation draws random numbers: its helper takes a key."""
         return False
@@ -270,14 +242,6 @@ class Dialect(ABC):
     def dtype_argument(self, name: str) -> ast.expr:
         """Returns the code for a dtype argument of a lowering."""
         return expr("np.dtype({0})", name)
-
-    def takes_no_mask(self, call: Call, mask: str) -> bool:
-        """Returns whether the code for a call also takes None for a mask that shows everything."""
-        return False
-
-    @abstractmethod
-    def limit(self, dtype: str, end: str) -> ast.expr:
-        """Returns the code for the least (`min`) or largest (`max`) number of a dtype, a float."""
 
     @abstractmethod
     def read_array(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:

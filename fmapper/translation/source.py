@@ -23,9 +23,9 @@ from fmapper.programs.steps import (
     record_program,
 )
 from fmapper.progress import step
-from fmapper.translation.constructors.ties import with_called_names
 from fmapper.translation.proof import HalfPrecisionError, prove
 from fmapper.translation.reading.helpers import add_to_docstring
+from fmapper.translation.ties import with_called_names
 from fmapper.verification.models.owners import (
     family_of,
     inputs_for,

@@ -88,24 +88,12 @@ class Unit:
             else:
                 yield from step.calls()
 
-    @property
-    def is_function(self) -> bool:
-        """Whether it is a function that a submodule calls, instead of one."""
-        return bool(self.part.function)
-
     def units(self) -> Iterator[Unit]:
         """Yields the submodules in it, outer ones first."""
-        return (unit for unit in self._units() if not unit.is_function)
-
-    def functions(self) -> Iterator[Unit]:
-        """Yields the functions in it, outer ones first."""
-        return (unit for unit in self._units() if unit.is_function)
-
-    def _units(self) -> Iterator[Unit]:
         for step in self.steps:
             if isinstance(step, Unit):
                 yield step
-                yield from step._units()
+                yield from step.units()
 
     def by_path(self) -> dict[str, list[Unit]]:
         """Returns the units in it by the paths of their submodules."""
@@ -178,8 +166,6 @@ def _units(program: Program, calls: list[Call]) -> dict[str, Unit]:
         if name:
             unit.parent = made.get(unit.part.parent, made[""])
             unit.path = path_below(unit.parent.path, unit.path, first_paths, holders)
-        if unit.parent is not None and unit.is_function:
-            unit.path = unit.parent.path
     for call in calls:
         unit = made.get(call.module, made[""])
         unit.steps.append(call)
@@ -274,7 +260,7 @@ def _smallest_in_cycle(steps: list[Call | Unit], order: Mapping[str, int]) -> Un
 
 def _bound(found: Structure, order: Mapping[str, int]) -> None:
     """Computes the inputs and outputs of each unit."""
-    units = [found.root, *found.root.units(), *found.root.functions()]
+    units = [found.root, *found.root.units()]
     own = {id(unit): {call.name for call in unit.calls()} for unit in units}
     outputs = set(refs_in(found.program.graph.outputs))
     for unit in units:
@@ -443,10 +429,6 @@ def _dissolve_unsound(found: Structure, dissolved: dict[str, str]) -> bool:
         for value, output in zip(found.program.graph.outputs, found.program.outputs, strict=True)
         if output.kind != "user" and isinstance(value, Ref)
     }
-    for unit in found.root.functions():
-        if not _is_alone(found, unit):
-            dissolve(unit)
-            return True
     for unit in found.root.units():
         if not unit.gives and not _acts(unit, changed):
             dissolved[unit.name] = "what it computes is not used"
@@ -471,14 +453,6 @@ def _dissolve_unsound(found: Structure, dissolved: dict[str, str]) -> bool:
             dissolve(parent)
             return True
     return False
-
-
-def _is_alone(found: Structure, unit: Unit) -> bool:
-    """Returns whether a function gives all that others use, and is given what it uses."""
-    given, gives = {*refs_in((unit.part.arguments,))}, {*refs_in((unit.part.result,))}
-    kinds = {name: found.inputs[name].kind for name in unit.given if name in found.inputs}
-    used = {name for name in unit.given if kinds.get(name) != "constant"}
-    return bool(unit.gives) and gives >= {*unit.gives} and given >= used
 
 
 def _acts(unit: Unit, changed: set[str]) -> bool:

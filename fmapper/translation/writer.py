@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
 from fmapper.programs.program import Program, refs_in
-from fmapper.translation.classes import Class, Method, Sketch, merge, with_masks
+from fmapper.translation.classes import Classes, Method, Sketch, with_masks
 from fmapper.translation.code import attribute_name, expr, identifier, literal, text
-from fmapper.translation.constructors.ties import fill_tied, ties_below
-from fmapper.translation.functions import changes, own_functions, results
+from fmapper.translation.functions import changes, results
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.collect import collect
 from fmapper.translation.functions.forms import Body, Form, objects_in
@@ -23,12 +22,8 @@ from fmapper.translation.functions.parameters import (
     leaves_in_objects,
     takes_first,
 )
-from fmapper.translation.known_numbers import restate
 from fmapper.translation.loading import weights_of
-from fmapper.translation.merging.inlining import find_functions, inline_functions
-from fmapper.translation.merging.modes import combine, refusal
-from fmapper.translation.merging.whole_lists import with_lists_of_parts, with_whole_lists
-from fmapper.translation.naming import renumber
+from fmapper.translation.modes import combine, refusal
 from fmapper.translation.places import (
     Node,
     arrays_at,
@@ -40,20 +35,17 @@ from fmapper.translation.places import (
     is_chain,
     is_item,
     layers_of_arrays,
-    levels_of,
     lists_below,
-    named_sequences,
     place_of_layer,
     size_of_array,
     title_of,
 )
-from fmapper.translation.repeats.loops import with_repeats
 from fmapper.translation.scans.blocks import Scans
 from fmapper.translation.scans.loops import with_loops
 from fmapper.translation.source_file import Source
-from fmapper.translation.statements.origins import comments_of
 from fmapper.translation.statements.shared_values import with_own_values
-from fmapper.translation.units import Structure, Unit, dissolve, structure_of, uses_of, with_inner
+from fmapper.translation.ties import fill_tied, ties_below
+from fmapper.translation.units import Unit, dissolve, structure_of, uses_of, with_inner
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
@@ -77,21 +69,14 @@ def write(
     Raises:
         ConversionError: There is something in it that cannot be written, or to be scanned.
     """
-    spots: set[own_functions.Spot] | None = None
-    while True:
-        writer = _Writer(program, dialect, scan=scan)
-        writer.write_bodies(spots)
-        if evaluation is None:
-            return writer.file()
+    writer = _Writer(program, dialect, scan=scan)
+    writer.write_bodies()
+    if evaluation is not None:
         writer.evaluation = other = _Writer(evaluation, dialect, scan=False)
         other.records, other.fixed = writer.records, writer.owners
         other.drawing = units_that_draw(writer.structure, writer.forms)
-        known = own_functions.spots_of(writer.structure, writer.forms)
-        other.write_bodies(known)
-        both = known.items() & own_functions.spots_of(other.structure, other.forms).items()
-        if both == known.items():
-            return writer.file()
-        spots = {spot for spot, _ in both}
+        other.write_bodies()
+    return writer.file()
 
 
 class _Writer:
@@ -109,30 +94,24 @@ class _Writer:
         self.places: dict[str, str] = {}  # calls that are layers -> where those are
         self.uncalled: dict[str, Layer] = {}  # layers of which the arrays are read
         self.loaded: set[str] = set()  # arrays that the file does not have the values of
-        self.attributes = {one.path: one.part for one in self.structure.root.units()}
-        self.functions: dict[str, ast.expr] = {}  # parts of sequences without a class
         self.scans = Scans(self, wanted=scan)
-        self.named: frozenset[str] = frozenset()  # sequences that are classes of the file
         self.evaluation: _Writer | None = None  # of another program for evaluation
         self.fixed: Mapping[str, Any] | None = None  # what training has the arrays of layers as
         self.drawing: frozenset[tuple[str, str]] = frozenset()  # what takes keys in training
 
     # --- units --------------------------------------------------------------------------------
 
-    def write_bodies(self, spots: Collection[own_functions.Spot] | None = None) -> None:
-        """Writes the functions, those of the model itself at some spots, and finds all parts."""
+    def write_bodies(self) -> None:
+        """Writes the functions, and finds all parts."""
         root = self.structure.root
-        own_functions.inline_others(self.structure, spots)
         self.dialect.regroup(self.structure)
         self._find_layers(root)
         self._find_sequences(root)
-        inline_functions(self.structure, self.dialect, self.forms, self.sequences)
         self._claim_layers_of_calls(root)
         self._claim_layers_of_arrays()
         self._write_units(root)
         changes.refuse_lost(self.structure, self.forms, self.bodies, self.owners)
         self._build_tree()
-        self.functions = find_functions(self.bodies, self.sequences)
 
     def _find_layers(self, root: Unit) -> None:
         """Finds the units that are layers of the target."""
@@ -214,14 +193,9 @@ class _Writer:
         self.objects = [made for _, made in objects_in(whole)]
         root.part = results.with_given_objects(self.program, root.part, self.records)
 
-        def write(structure: Structure, unit: Unit) -> Form:
-            return BodyWriter(structure, *parts[1:]).write(unit, unit.part.result)
-
-        own_functions.write_functions(self.structure, self.forms, self.dialect, write)
-
         def visit(unit: Unit) -> None:
             form = self.forms.get(id(unit))
-            if form is not None and (form.layer is not None or form.body is not None):
+            if form is not None and form.layer is not None:
                 return
             for step in unit.steps:
                 if isinstance(step, Unit):
@@ -296,25 +270,13 @@ class _Writer:
 
     def file(self) -> Source:
         """Returns the file, after `write_bodies`."""
-        if self.dialect.names_sequences and not self.scans.are_wanted:
-            self.named = named_sequences(self.program, self.sequences)
-        if self.evaluation is not None:
-            self.evaluation.named = self.named
-        taken = {*self.records, *self.dialect.reserved_names()}
-        classes: list[Class] = []
         made: dict[str, ast.expr] = {}
-        known = dict(self.dialect.parameters)
-        for level in levels_of(self.root, self._is_class, self.program.types):
-            sketches = [self._sketch_modes(node, made) for node in level]
-            for cls in merge(sketches, taken, known, self.dialect):
-                classes.append(cls)
-                known[cls.name] = cls.parameters
-                for path, values in cls.arguments.items():
-                    arguments = dict(zip(cls.parameters, values, strict=True))
-                    made[path] = self.dialect.make(cls, arguments)
-        root = next(cls for cls in classes if "" in cls.arguments)
+        known = Classes({*self.records, *self.dialect.reserved_names()})
+        for node in self._parts(self.root):
+            cls = known.add(self._sketch_modes(node, made))
+            made[node.path] = self.dialect.make(cls)
+        *_, root = classes = known.all()
         self.scans.refuse_none()
-        restate(classes, self.dialect.limit)
         code = self.dialect.file(self, classes, root)
         modes = ("eval", "train") if self.program.train else ("eval",)
         weights, inside = weights_of(self), self._in_layers()
@@ -326,12 +288,18 @@ class _Writer:
         found.objects = {one.name: one.structure for one in own if any(objects_in(one.structure))}
         return found
 
+    def _parts(self, node: Node) -> Iterator[Node]:
+        """Yields the submodules below a place that have classes, inner ones first."""
+        for child in node.children.values():
+            yield from self._parts(child)
+        if self._is_class(node):
+            yield node
+
     def _is_class(self, node: Node) -> bool:
-        return node.path in self.named or not (
+        return not (
             node.array
             or node.layer is not None
             or node.path in self.sequences
-            or node.path in self.functions
             or self._is_list(node)
             or self._as_mapping(node, dict.fromkeys(node.children, expr("None"))) is not None
         )
@@ -366,58 +334,31 @@ class _Writer:
         if not node.path:
             title = identifier(self.program.name or title)
         sketch = Sketch(node.path, title)
-        if node.path in self.named:
-            parts = self._items(node, self.sequences[node.path], made)
-            sketch.made, sketch.is_sequence = [("parts", self.dialect.sequence(parts))], True
-            if part := self.attributes.get(node.path):
-                sketch.learn(part)
-            return sketch
         for key, child in node.children.items():
             sketch.made.append((attribute_name(key), self._make(child, made)))
         sketch.made += attributes_for(self.bodies.get(node.path, []))
         written = self.scans.rewrite(node, made)
         for (method, body), code in zip(self.bodies.get(node.path, []), written, strict=True):
-            looped = self._shorten(node, body, code)
-            own, lines = with_masks(self.program.ones_like, body.parameters, looped, self.dialect)
+            own, lines = with_masks(self.program.ones_like, body.parameters, code, self.dialect)
             keys = ("key=None",) if "*" in own else ("*", "key=None")
             given = (*own, *(keys if body.randoms else ()))
-            made_of = (given, lines, [*body.shapes], body.comments, body.terms)
+            made_of = (given, lines, [*body.shapes], body.comments)
             sketch.methods.append(Method(method or "__call__", *made_of))
             taken, checks = body.checks
             if checks:
                 sketch.methods.append(Method("check_inputs", taken, [str(one) for one in checks]))
-        arrays = [key for key, child in node.children.items() if child.array]
-        sketch.arrays = frozenset(map(attribute_name, arrays))
         sketch.ties = self._ties(node)
-        if part := self.attributes.get(node.path):
-            sketch.learn(part)
         return sketch
 
     def with_loops(self, node: Node, lines: list[str]) -> list[str]:
         """Returns the statements of a method with those on the parts of a list in loops."""
         return with_loops(collect(lines), *self._lists(node), has_sums=not self.scans.are_wanted)
 
-    def _shorten(self, node: Node, body: Body, lines: list[str]) -> list[str]:
-        """Returns statements with those that come again in loops, unless blocks are scanned."""
-        lines = with_whole_lists(lines, body.tuples)
-        if self.scans.are_wanted or not self.dialect.counts_parts:
-            return lines
-        lists = self._lists(node)
-        lines = with_lists_of_parts(lines, *lists)
-        found = with_repeats(lines, *lists, body.by_line(), body.comments, collect(body.lines()))
-        if found == body.lines():
-            return found
-        renumbered = renumber(found, body.parameters)
-        body.comments |= comments_of(found, renumbered, body.comments)
-        return renumbered
-
     def _make(self, node: Node, made: Mapping[str, ast.expr]) -> ast.expr:
         if node.layer is not None:
             return node.layer.made
         if node.array:
             return self._array(node.array)
-        if node.path in self.functions:
-            return self.functions[node.path]
         if node.path in made:
             return made[node.path]
         if node.path in self.sequences:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.training.facet import JaxOptimizers
     from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes, with_key
     from fmapper_adapters.jax.translation.functions.opening import key_for
-    from fmapper_adapters.jax.translation.helpers import MULTIHEAD_CALL
     from fmapper_adapters.jax.translation.layers import prepare_program
     from fmapper_adapters.jax.translation.layers.arrays import ProgramArrays
     from fmapper_adapters.jax.translation.layers.slices import (
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCKS_OF",
-    "MULTIHEAD_CALL",
     "NAMES_OF",
     "TAKE_APART",
     "JaxDialect",
@@ -77,7 +75,6 @@ __all__ = [
 
 _MODULES = {
     "BLOCKS_OF": "translation.layers.slices",
-    "MULTIHEAD_CALL": "translation.helpers",
     "NAMES_OF": "translation.layers.slices",
     "TAKE_APART": "translation.layers.slices",
     "JaxDialect": "translation.dialect",

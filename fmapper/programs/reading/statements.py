@@ -12,46 +12,14 @@ from typing import Any
 
 
 def statements_at(sources: Iterable[str]) -> dict[str, str]:
-    """Returns the statements at places `file:line`, without those that cannot be read.
-
-    For a statement with several assignments, `file:line#1` is the second one.
-    """
+    """Returns the statements at places `file:line`, without those that cannot be read."""
     statements = {}
     for source in sources:
-        place, _, at = source.partition("#")
-        file, _, line = place.rpartition(":")
+        file, _, line = source.rpartition(":")
         text = _by_line(file).get(int(line)) if line.isdigit() else None
         if text is not None:
-            statements[source] = pick(text, int(at)) if at else text
+            statements[source] = text
     return statements
-
-
-def count_targets(statement: str) -> int:
-    """Counts the variables to which a statement assigns.
-
-    Examples:
-        >>> count_targets("q, k = rotate(q, k)"), count_targets("return x")
-        (2, 0)
-    """
-    match ast.parse(statement).body:
-        case [ast.Assign(targets=[ast.Tuple(elts)])]:
-            return len(elts)
-        case [ast.Assign(targets=[_]) | ast.AugAssign() | ast.AnnAssign()]:
-            return 1
-    return 0
-
-
-def pick(statement: str, at: int) -> str:
-    """Returns one of the assignments of a statement.
-
-    Examples:
-        >>> pick("q, k = rotate(q, k)", 1)
-        'k = rotate(q, k)'
-    """
-    match ast.parse(statement).body:
-        case [ast.Assign(targets=[ast.Tuple(elts)], value=value)] if at < len(elts):
-            return f"{ast.unparse(elts[at])} = {ast.unparse(value)}"
-    return statement
 
 
 @functools.lru_cache(maxsize=1024)

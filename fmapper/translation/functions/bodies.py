@@ -29,14 +29,12 @@ from fmapper.translation.functions.forms import (
     Body,
     Form,
     Statement,
-    Terms,
     condition_on,
     is_flat,
     stands_apart,
     tuples_in,
 )
 from fmapper.translation.functions.keys import ordered_draws, take_keys
-from fmapper.translation.functions.masks import Masks
 from fmapper.translation.functions.parameters import Parameters, print_signature, sign
 from fmapper.translation.functions.shapes import (
     add_to_words,
@@ -178,7 +176,7 @@ class BodyWriter(Parameters):
         return self._size_names[symbol]
 
 
-class _Run(Variables, Expressions, Flow, Calls, Masks):
+class _Run(Variables, Expressions, Flow, Calls):
     """One attempt to write a body."""
 
     def __init__(
@@ -202,8 +200,6 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         self._arguments = arguments
         self._size_parameters = sizes
         self._wanted = wanted
-        self.optional: set[str] = set()
-        self._passed_on: set[str] = set()
         self._returns: Any = None
         self._layers = self._find_layers()
         self._passed: dict[int, set[str]] = {}  # parts -> values that they do not use but are given
@@ -315,7 +311,6 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
     def _take_parameters(self) -> None:
         self._bind_parameters()
         self.told_at_first = self._sizes.symbols()
-        self._fill_masks()
 
     def _bind_parameters(self) -> None:
         for size, parameter in self._size_parameters.items():
@@ -323,7 +318,7 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
         for one in self._arguments:
             if one.kind != "size":
                 self._names.holds[one.name] = f"parameter {one.name}"
-        for one in sorted(self._arguments, key=lambda one: bool(one.fill)):  # no sizes from masks
+        for one in self._arguments:
             parameter, structure = one.name, one.structure
             if one.kind not in ("used", "unused"):
                 continue
@@ -421,21 +416,12 @@ class _Run(Variables, Expressions, Flow, Calls, Masks):
 
     def _check_arguments(self) -> None:
         """Writes the check of the arguments that have one value, or must not be None."""
-        needed = self._find_needed_masks()
-        fixed = [one for one in self._arguments if one.kind == "fixed"]
-        self._body.terms = terms = Terms(
-            {one.name: text(literal(one.structure)) for one in fixed},
-            frozenset(self.optional),
-            frozenset(needed),
-            any(one.kind == "twin" for one in self._arguments),
-        )
-        condition = condition_on(self._arguments, needed)
+        condition = condition_on(self._arguments)
         if condition is None:
             return
         first = text(self._body.statements[0].node)
         at = int(first.startswith(("check_shapes(", "self.check_inputs(")))
         self._body.statements.insert(at, Statement((), self._dialect.check(*condition)))
-        terms.check = str(self._body.statements[at])
 
     def _check_sizes(self) -> None:
         """Writes the checks of the model's inputs: sizes, and decisions by them.

@@ -104,8 +104,6 @@ class Calls:
 
     def _target(self, unit: Unit, form: Form) -> ast.expr:
         """Returns what is called for a unit: a part, a method of it, or a function of the file."""
-        if form.function:
-            return name(form.function)
         local = local_name(self._structure, unit.path, self._unit.path)
         assert local is not None
         target = expr(attribute("self", local) if local else "self")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 _DRAWS = re.compile(r"^self\.|rand|normal|bernoulli|multinomial|dropout|rngs")
-_MASKS = ("mask", "attn_mask", "attention_mask", "key_padding_mask")
 
 
 @dataclass(slots=True)
@@ -58,25 +57,6 @@ def _block(beginning: str, statements: list[Statement]) -> str:
 
 
 @dataclass(slots=True)
-class Terms:
-    """The conditions that a function puts on its arguments.
-
-    Attributes:
-        fixed: Those that have one value -> that, as code.
-        optional: Masks that may be None.
-        needed: Masks that must not be None.
-        has_twins: Whether some must be the same.
-        check: The statement that checks them; empty for none.
-    """
-
-    fixed: dict[str, str] = field(default_factory=dict)
-    optional: frozenset[str] = frozenset()
-    needed: frozenset[str] = frozenset()
-    has_twins: bool = False
-    check: str = ""
-
-
-@dataclass(slots=True)
 class Body:
     """A function for one call of a submodule.
 
@@ -93,7 +73,6 @@ class Body:
             and the statements.
         shapes: Those of each call.
         comments: The model's own lines for statements that do not read for themselves.
-        terms: What it asks of its arguments.
         tuples: Parameters that are tuples of arrays -> how many those are.
     """
 
@@ -108,7 +87,6 @@ class Body:
     checks: tuple[tuple[str, ...], list[Statement]] = ((), [])
     shapes: list[Shapes] = field(default_factory=list)
     comments: dict[str, str] = field(default_factory=dict)
-    terms: Terms = field(default_factory=Terms)
     tuples: dict[str, int] = field(default_factory=dict)
 
     def take(self, parameters: tuple[str, ...], arguments: Sequence[Argument]) -> None:
@@ -151,7 +129,6 @@ class Argument:
         twin: The name of that other one.
         has_default: It may be omitted.
         by_keyword: It is given by keyword.
-        fill: Of a mask that may be None: the one that this means, `ones` or `causal`.
     """
 
     name: str
@@ -161,7 +138,6 @@ class Argument:
     twin: str = ""
     has_default: bool = False
     by_keyword: bool = False
-    fill: str = ""
 
     @property
     def is_fixed(self) -> bool:
@@ -177,7 +153,6 @@ class Form:
         layer: The layer that it is; None for a class.
         body: The function of its class.
         method: The name of that function; empty for `__call__`.
-        function: The name of a function of the file that it is, which is not of a class.
         given: For each parameter that its code uses the structure of values that it takes.
         returns: The structure of values that it gives.
         arguments: All parameters.
@@ -189,7 +164,6 @@ class Form:
     given: tuple[tuple[str, Any], ...] = ()
     returns: Any = None
     arguments: tuple[Argument, ...] = ()
-    function: str = ""
 
     @property
     def takes_sizes(self) -> bool:
@@ -218,19 +192,6 @@ class FieldName(str):
 def mentions(node: ast.expr, variable: str) -> bool:
     """Returns whether code names a variable."""
     return any(isinstance(one, ast.Name) and one.id == variable for one in ast.walk(node))
-
-
-def optional_in(statements: Sequence[Statement]) -> set[str]:
-    """Returns the parameters that are passed on as masks, which might be None there."""
-    found: set[str] = set()
-    assigned: set[str] = set()
-    for statement in statements:
-        for call in ast.walk(statement.node):
-            for one in call.keywords if isinstance(call, ast.Call) else ():
-                if one.arg in _MASKS and isinstance(one.value, ast.Name):
-                    found.update({one.value.id} - assigned)
-        assigned.update(statement.targets or ())
-    return found
 
 
 def is_pure(code: str) -> bool:
@@ -343,13 +304,9 @@ def kind_of_field(structure: Any) -> str:
 
 
 def condition_on(
-    arguments: tuple[Argument, ...], optional: Collection[str] = ()
+    arguments: tuple[Argument, ...],
 ) -> tuple[ast.expr, str] | None:
     """Returns what must hold of arguments that the code does not see for itself, and how to say it.
-
-    Args:
-        arguments: The arguments.
-        optional: Those that code uses which would also do without.
 
     Examples:
         >>> cache, mask = Argument("cache", None, 1, "fixed"), Argument("mask", None, 2, "fixed")
@@ -361,10 +318,7 @@ def condition_on(
     conditions: list[str] = []
     alike: dict[str, list[str]] = {}  # None, True or False -> the arguments that are to be that
     for one in arguments:
-        if one.name in optional:
-            told.append(f"an array {one.name}")
-            conditions.append(f"{one.name} is not None")
-        elif one.kind == "twin":
+        if one.kind == "twin":
             told.append(f"{one.name}={one.twin}")
             same = f"{one.name} is {one.twin}"
             conditions.append(f"({one.name} is None or {same})" if one.has_default else same)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 
 from fmapper.programs.program import Call
-from fmapper.translation.code import expr, name, text
+from fmapper.translation.code import expr, name
 from fmapper.translation.functions.forms import Body, Form, Statement
 from fmapper.translation.units import Structure, Unit
 
@@ -26,21 +26,6 @@ def take_keys(body: Body, count: int) -> None:
         return
     for statement in body.walk():
         statement.node = _OneKey().visit(statement.node)
-
-
-def with_several_keys(*modes: Sequence[str]) -> list[list[str]]:
-    """Returns the statements of a function for each mode, all with several keys if some have."""
-    if len({_SEVERAL in lines for lines in modes}) < 2:
-        return [[*lines] for lines in modes]
-    return [
-        [*lines] if _SEVERAL in lines else [_SEVERAL, *(_split(line) for line in lines)]
-        for lines in modes
-    ]
-
-
-def _split(line: str) -> str:
-    tree = _SplitKey().visit(ast.parse(line))
-    return line if text(tree) == text(ast.parse(line)) else text(tree)
 
 
 def without_key(parameters: Sequence[str]) -> tuple[str, ...]:
@@ -68,13 +53,6 @@ def ordered_draws(unit: Unit, draws: Callable[[str], bool]) -> frozenset[str]:
     if sum(draws(call.op) for call in unit.calls()) < 2:
         return frozenset()
     return frozenset(step.name for step in unit.steps if isinstance(step, Call) and draws(step.op))
-
-
-class _SplitKey(ast.NodeTransformer):
-    """Puts one that is split off in place of the key itself."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return expr("keys()") if node.id == "key" else node
 
 
 class _OneKey(ast.NodeTransformer):

@@ -61,8 +61,7 @@ class Parameters:
         wanted = {
             value
             for value in unit.given
-            if not self._is_constant(value)
-            and (unit.is_function or not local_array(self._structure, unit, value))
+            if not self._is_constant(value) and not local_array(self._structure, unit, value)
         }
         found: list[Argument] = []
         names: set[str] = set()
@@ -84,7 +83,6 @@ class Parameters:
                 found.append(argument)
                 names.add(argument.name)
             if argument.kind == "used":
-                argument.fill = self._fill_of(unit, key, structure)
                 held |= {*refs_in((structure,))} & wanted
         needed = self._find_needed(unit)
         for value in unit.given:
@@ -94,13 +92,6 @@ class Parameters:
                 found.append(Argument(extra, Ref(value), at, "used"))
                 names.add(extra)
         return tuple(sorted(found, key=lambda one: one.at)), wanted
-
-    def _fill_of(self, unit: Unit, key: str, structure: Any) -> str:
-        """Returns the mask that None means for an argument; empty where it may not be None."""
-        if not isinstance(structure, Ref) or unit.parent is None or not self._dialect.masks:
-            return ""
-        dtype, shape = self._structure.values.get(structure.name, ("", ()))
-        return unit.part.masks.get(key, "") if dtype == "bool" and len(shape) == 4 else ""
 
     def _kind(self, unit: Unit, key: str, structure: Any, wanted: set[str], held: set[str]) -> str:
         """Returns the kind of an argument; empty for one that the function does not take."""
@@ -193,11 +184,6 @@ class Parameters:
     def _is_constant(self, value: str) -> bool:
         given = self._structure.inputs.get(value)
         return given is not None and given.kind in ("constant", "static")
-
-
-def varies(argument: Any) -> bool:
-    """Returns whether an argument has arrays or sizes in it."""
-    return isinstance(argument, Size) or any(True for _ in refs_in((argument,)))
 
 
 def takes_first(unit: Unit, inputs: Sequence[str]) -> bool:

@@ -107,7 +107,8 @@ class Scans:
                 lines = body.lines()
                 if self.are_wanted:
                     lines = collect_states(begin_apart(part_nested(lines)))
-                found.append((body.parameters, self._draft.with_loops(node, lines)))
+                    lines = self._draft.with_loops(node, lines)
+                found.append((body.parameters, lines))
             self._lines[node.path] = found
         return self._lines[node.path]
 

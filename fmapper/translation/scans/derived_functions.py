@@ -1,4 +1,4 @@
-"""The functions beside the model in a file: its own, and those with a derivative of their own."""
+"""The functions of a file that have a derivative of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fmapper.translation.scans.derivatives import ITSELF, Derived
 
 
 class Functions:
-    """The functions of the model, and those with a derivative of their own, that one file has.
+    """The functions with a derivative of their own that one file has.
 
     Args:
         name: Names what the file has of a function, by its title.
@@ -31,18 +31,6 @@ class Functions:
         self.helpers: dict[str, Helper] = {}
         self._name, self._write, self._call = name, write, call
         self._known: dict[Derived, str] = {}
-        self._own: dict[str, str] = {}  # functions of the model, by their code -> their names
-
-    def add(self, title: str, code: Callable[[str], str], taken: Collection[str]) -> str:
-        """Returns the name of a function of the model's own, which the file then has; see Dialect.
-
-        Of equal ones it has one.
-        """
-        plain = code(title)
-        if plain not in self._own:
-            name = self._own[plain] = identifier(title, {*taken, *self.helpers})
-            self.helpers[name] = Helper(code(name))
-        return self._own[plain]
 
     def call(
         self, function: Derived, given: Sequence[ast.expr], taken: Collection[str]

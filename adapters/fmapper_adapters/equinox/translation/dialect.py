@@ -16,13 +16,9 @@ from fmapper.translation import (
     Layer,
     Loop,
     Method,
-    construct,
     expr,
     identifier,
-    omit_defaults,
-    print_parameters,
     text,
-    with_comprehensions,
 )
 from fmapper_adapters.equinox.translation.helpers import HELPERS
 from fmapper_adapters.equinox.translation.layers import kind_of, restate
@@ -45,51 +41,12 @@ class EquinoxDialect(JaxDialect):
     title: ClassVar[str] = "Equinox"
     mode: ClassVar[str] = MODE
     in_evaluation: ClassVar[str] = f"self.{MODE}"
-    only_in_training: ClassVar[frozenset[str]] = frozenset({"Dropout", "DropPath"})
-    has_variants: ClassVar[bool] = True
-    takes_parts: ClassVar[bool] = True
-    names_sequences: ClassVar[bool] = True
     takes_rows: ClassVar[frozenset[str]] = frozenset({"Linear"})
     own_imports: ClassVar[Mapping[str, str]] = {
         "eqx": "import equinox as eqx",
         "Callable": "from collections.abc import Callable",
     }
     own_helpers: ClassVar[Mapping[str, Helper]] = HELPERS
-    parameters: ClassVar[Mapping[str, Sequence[str]]] = {
-        "Linear": ("in_features", "out_features"),
-        "Embedding": ("num_embeddings", "embedding_size"),
-        "PaddedEmbedding": ("num_embeddings", "embedding_size"),
-        "LayerNorm": ("shape",),
-        "RMSNorm": ("shape",),
-        "GroupNorm": ("groups", "channels"),
-        "BatchNorm": ("channels",),
-        **{
-            f"{kind}{dims}d": ("in_channels", "out_channels", "kernel_size")
-            for kind in ("Conv", "ConvTranspose")
-            for dims in (1, 2, 3)
-        },
-        "Recurrent": ("cell", "in_features", "features"),
-        "MultiheadAttention": ("features", "num_heads"),
-        "LSTMCell": ("in_features", "features"),
-        "GRUCell": ("in_features", "features"),
-        "RNNCell": ("in_features", "features"),
-        "Dropout": ("rate",),
-        "DropPath": ("rate",),
-        "jax.random.split": ("key", "num"),
-    }
-    defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "Linear": {"use_bias": True},
-        "LayerNorm": {"eps": 1e-05, "use_weight": True, "use_bias": True},
-        "RMSNorm": {"eps": 1e-05},
-        "GroupNorm": {"eps": 1e-05},
-        "BatchNorm": {"eps": 1e-05, "use_weight": True, "use_bias": True},
-        **{
-            f"Conv{dims}d": {
-                "use_bias": True, "stride": 1, "padding": 0, "dilation": 1, "groups": 1,
-            }
-            for dims in (1, 2, 3)
-        },
-    }  # fmt: skip
 
     def __init__(self, slices: Slices | None = None, *, keys: bool = False) -> None:
         super().__init__(slices)
@@ -124,9 +81,9 @@ class EquinoxDialect(JaxDialect):
         """Returns an array that is not trained, with values from `load_weights`."""
         return _mark(array, self.zeros(array))
 
-    def make(self, cls: Class, arguments: Mapping[str, Any]) -> ast.expr:
-        """Returns `Block(64, key=keys())`, or `GLU()` where no array is drawn."""
-        return construct(cls.name, arguments, *([f"key={_DRAWS}"] if _takes_key(cls) else []))
+    def make(self, cls: Class) -> ast.expr:
+        """Returns `Block(key=keys())`, or `GLU()` where no array is drawn."""
+        return expr(f"{cls.name}(key={_DRAWS})" if _takes_key(cls) else f"{cls.name}()")
 
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns a list."""
@@ -196,20 +153,12 @@ class EquinoxDialect(JaxDialect):
         for method in root.sketch.methods if frozen else ():
             if method.name != "check_inputs":
                 method.lines.insert(0, "self = freeze(self)")
-        names = {**self.parameters, **{cls.name: cls.parameters for cls in classes}}
-        defaults = omit_defaults(classes)
-        blocks = [_class(cls, known, names, draft, defaults) for cls in classes]
+        blocks = [_class(cls, known, draft) for cls in classes]
         loading = print_loading(draft, "\n".join(blocks), frozen)
         return self.assemble(draft, root.name, [*blocks, loading])
 
 
-def _class(
-    cls: Class,
-    known: Mapping[str, str],
-    names: Mapping[str, Sequence[str]],
-    draft: Any,
-    defaults: Mapping[str, Mapping[str, object]],
-) -> str:
+def _class(cls: Class, known: Mapping[str, str], draft: Any) -> str:
     sketch = cls.sketch
     if sketch.ties:
         one, other = sketch.ties[0].replace("self.", "").split(" = ")
@@ -218,33 +167,20 @@ def _class(
             f"Equinox has no submodule at two places. Give it to both as an argument of their "
             f"calls, or translate to flax."
         )
-    lines = [f"class {cls.name}({'Sequential' if sketch.is_sequence else 'eqx.Module'}):"]
+    lines = [f"class {cls.name}(eqx.Module):"]
     frozen = {attr for attr, node in sketch.made if _is_frozen(node)}
-    general, usual = draft.dialect.general, {**draft.dialect.defaults, **defaults}
-    made = [
-        (attr, with_comprehensions(_without_mark(node), names, general, usual))
-        for attr, node in sketch.made
-    ]
-    values = dict(zip(cls.parameters, next(iter(cls.arguments.values())), strict=True))
-    kinds = {
-        attr: _kind_of_given(values[attr]) if text(node) == attr else kind_of(node, known)
-        for attr, node in made
-    }
-    if not sketch.is_sequence:
-        lines += [f"    {attr}: {kind}" for attr, kind in kinds.items() if attr != MODE]
+    made = [(attr, _without_mark(node)) for attr, node in sketch.made]
+    lines += [f"    {attr}: {kind_of(node, known)}" for attr, node in made if attr != MODE]
     if any(attr == MODE for attr, _ in made):
         lines.append(f"    {MODE}: bool  # set by eqx.nn.inference_mode")
-    lines += [
-        f"    {name}: {type(values[name]).__name__} = eqx.field(static=True)" for name in cls.stored
-    ]
     if len(lines) > 1:
         lines.append("")
     if not cls.is_bare:
-        lines += _constructor(cls, made, defaults.get(cls.name, {}))
+        lines += _constructor(cls, made)
     if any(attr.removeprefix("item_").isdigit() for attr, _ in made):
         lines += ["    def __getitem__(self, index):",
                   '        return getattr(self, f"item_{index}")', ""]  # fmt: skip
-    in_sequence = any(path.rpartition(".")[0] in draft.sequences for path in cls.arguments)
+    in_sequence = any(path.rpartition(".")[0] in draft.sequences for path in cls.paths)
     for method in sketch.methods:
         parameters = ["self", *method.parameters]
         if in_sequence and method.name == "__call__" and "key=None" not in parameters:
@@ -255,20 +191,8 @@ def _class(
     return "\n".join(lines).rstrip()
 
 
-def _kind_of_given(argument: Any) -> str:
-    return "eqx.Module" if isinstance(argument, ast.Call) else "Callable"
-
-
-def _constructor(
-    cls: Class, made: Sequence[tuple[str, ast.expr]], defaults: Mapping[str, object]
-) -> list[str]:
-    parameters = "".join(f", {one}" for one in print_parameters(cls, defaults))
-    lines = [f"        self.{name} = {name}" for name in cls.stored]
-    if cls.sketch.is_sequence:
-        parts = [text(node).removeprefix("Sequential") for _, node in made]
-        lines += [f"        super().__init__{one}" for one in parts]
-    else:
-        lines += [f"        self.{attr} = {text(node)}" for attr, node in made]
+def _constructor(cls: Class, made: Sequence[tuple[str, ast.expr]]) -> list[str]:
+    lines = [f"        self.{attr} = {text(node)}" for attr, node in made]
     code = "\n".join(lines)
     if code.count(_DRAWS) == 1 and " for " not in code:
         lines = code.replace(_DRAWS, "key").split("\n")
@@ -276,12 +200,12 @@ def _constructor(
         lines.insert(0, "        keys = Keys(key)")
     key = ", *, key" if _takes_key(cls) else ""
     key += "" if _DRAWS in code or not key else "=None"
-    return [f"    def __init__(self{parameters}{key}):", *(lines or ["        pass"]), ""]
+    return [f"    def __init__(self{key}):", *(lines or ["        pass"]), ""]
 
 
 def _takes_key(cls: Class) -> bool:
     """Returns whether a constructor draws arrays, or is that of the model."""
-    return "" in cls.arguments or any(_DRAWS in text(node) for _, node in cls.sketch.made)
+    return "" in cls.paths or any(_DRAWS in text(node) for _, node in cls.sketch.made)
 
 
 def _mark(array: Any, made: ast.expr) -> ast.expr:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fmapper.translation import Helper
-from fmapper_adapters.jax.libraries import MULTIHEAD_CALL
 
 _CONV = '''class {name}(eqx.nn.{name}):
     """{what} of batches."""
@@ -153,47 +152,6 @@ HELPERS = {
         empty = jnp.all(jnp.isneginf(logits), axis=-1, keepdims=True)
         weights = jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, logits), axis=-1))
         return self.dropout(weights, key=key) @ value'''),
-    "MultiheadAttention": Helper(
-        '''class MultiheadAttention(eqx.Module):
-    """Attention of several heads, as PyTorch's.
-
-    Its projections are layers for all three (`packed="in"`), two (`"q kv"`) or one (`"q k v"`).
-    """
-
-    in_proj: Linear | None
-    q_proj: Linear | None
-    kv_proj: Linear | None
-    k_proj: Linear | None
-    v_proj: Linear | None
-    out_proj: Linear
-    dropout: Dropout
-    num_heads: int = eqx.field(static=True)
-    batch_first: bool = eqx.field(static=True)
-    packed: str = eqx.field(static=True)
-
-    def __init__(
-        self, features, num_heads, *, dropout=0.0, kdim=None, vdim=None, use_bias=True,
-        batch_first=False, packed="in", key, **options
-    ):
-        keys = Keys(key)
-        self.num_heads, self.batch_first, self.packed = num_heads, batch_first, packed
-        widths = {"q": features, "k": kdim or features, "v": vdim or features}
-        options["use_bias"] = use_bias
-        for name in ("in", "q", "kv", "k", "v"):
-            letters, layer = name.replace("in", "qkv"), None
-            if name in packed.split():
-                size = len(letters) * features
-                layer = Linear(widths[letters[0]], size, **options, key=keys())
-            setattr(self, f"{name}_proj", layer)
-        self.out_proj = Linear(features, features, **options, key=keys())
-        self.dropout = Dropout(dropout)
-
-'''
-        + MULTIHEAD_CALL.format(
-            key="key_", more=", *, key=None", dropout="partial(self.dropout, key=key)"
-        ),
-        frozenset({"attend_with_heads", "Dropout", "Keys", "Linear"}),
-    ),
     "LSTMCell": Helper(
         _CELL.format(
             name="LSTMCell",

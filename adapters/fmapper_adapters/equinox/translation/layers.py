@@ -25,7 +25,7 @@ _KEYWORDS = {
     "feature_group_count": "groups",
 }
 _DRAWN = ("Linear", "Embedding", "PaddedEmbedding", "Conv", "ConvTranspose", "Recurrent", "Cell",
-          "MultiheadAttention")  # fmt: skip
+          )  # fmt: skip
 # What a layer of Equinox does without being told.
 _GONE = ("use_fast_variance", "transpose_kernel", "param_dtype", "rngs", "momentum")
 

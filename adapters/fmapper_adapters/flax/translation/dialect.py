@@ -20,16 +20,12 @@ from fmapper.translation import (
     Statement,
     attribute_name,
     by_suffix,
-    construct,
     expr,
     identifier,
     names_beside,
-    omit_defaults,
     print_checks,
-    print_parameters,
     shortest_parts,
     text,
-    with_comprehensions,
 )
 from fmapper_adapters.flax.translation.helpers import HELPERS
 from fmapper_adapters.jax.libraries import (
@@ -53,56 +49,13 @@ class FlaxDialect(JaxDialect):
         super().__init__(slices)
         self._shared = shared
 
-    parameters: ClassVar[Mapping[str, Sequence[str]]] = {
-        "nnx.Linear": ("in_features", "out_features"),
-        "nnx.Embed": ("num_embeddings", "features"),
-        "PaddedEmbed": ("num_embeddings", "features"),
-        "EmbeddingBag": ("num_embeddings", "features"),
-        "nnx.LayerNorm": ("num_features",),
-        "nnx.RMSNorm": ("num_features",),
-        "BatchNorm": ("num_features",),
-        "GroupNorm": ("num_features", "num_groups"),
-        "Conv": ("in_features", "out_features", "kernel_size"),
-        "ConvTranspose": ("in_features", "out_features", "kernel_size"),
-        "GroupedConvTranspose": ("in_features", "out_features", "kernel_size"),
-        "Recurrent": ("cell", "in_features", "features"),
-        "MultiheadAttention": ("features", "num_heads"),
-        "LSTMCell": ("in_features", "features"),
-        "GRUCell": ("in_features", "features"),
-        "RNNCell": ("in_features", "features"),
-        "nnx.Dropout": ("rate",),
-        "WeightNorm": ("layer",),
-        "SpectralNorm": ("layer",),
-        "stack_blocks": ("count",),
-        "adaptive_avg_pool": ("x", "size"),
-    }
-
-    defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "nnx.Linear": {"use_bias": True},
-        "nnx.LayerNorm": {"use_scale": True, "use_bias": True},
-        "BatchNorm": {"momentum": 0.99, "epsilon": 1e-05, "use_scale": True, "use_bias": True},
-        "Conv": {
-            "use_bias": True,
-            "strides": 1,
-            "padding": 0,
-            "kernel_dilation": 1,
-            "feature_group_count": 1,
-        },
-        "ConvTranspose": {"use_bias": True, "strides": 1, "kernel_dilation": 1},
-    }
-
-    has_variants: ClassVar[bool] = True
-    takes_parts: ClassVar[bool] = True
-    names_sequences: ClassVar[bool] = True
     own_key: ClassVar[str] = "self.rngs.noise()"
     random_state: ClassVar[Mapping[str, str]] = {"rngs": "rngs"}
     takes_rows: ClassVar[frozenset[str]] = frozenset({"nnx.Linear"})
     title: ClassVar[str] = "Flax NNX"
     mode: ClassVar[str] = "deterministic"
     in_evaluation: ClassVar[str] = "self.deterministic"
-    only_in_training: ClassVar[frozenset[str]] = frozenset({"nnx.Dropout"})
     told_in_training: ClassVar[Mapping[str, Sequence[str]]] = {
-        "MultiheadAttention": ("dropout",),
         "SpectralNorm": ("steps",),
     }
     own_imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
@@ -137,9 +90,9 @@ class FlaxDialect(JaxDialect):
         """Returns a variable that `load_weights` must find in the state dict."""
         return expr("LoadedBuffer({0})", self.zeros(array))
 
-    def make(self, cls: Class, arguments: Mapping[str, Any]) -> ast.expr:
-        """Returns `Block(64, rngs=rngs)`, or `GLU()` for a class without parts."""
-        return construct(cls.name, arguments, *([] if cls.is_bare else ["rngs=rngs"]))
+    def make(self, cls: Class) -> ast.expr:
+        """Returns `Block(rngs=rngs)`, or `GLU()` for a class without parts."""
+        return expr(f"{cls.name}()" if cls.is_bare else f"{cls.name}(rngs=rngs)")
 
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns an `nnx.List`."""
@@ -191,33 +144,10 @@ class FlaxDialect(JaxDialect):
         if frozen:
             root.sketch.ties.append("freeze(self, FROZEN)")
             tables = ["\n".join(["FROZEN = (", *(f"    {path!r}," for path in frozen), ")"])]
-        names = {**self.parameters, **{cls.name: cls.parameters for cls in classes}}
-        known = omit_defaults(classes, _OF_LAYERS)
-        for cls in classes:
-            cls.sketch.made = [
-                (attr, with_comprehensions(node, names, self.general, {**self.defaults, **known}))
-                for attr, node in cls.sketch.made
-            ]
-        set_later = {tie.partition(" = ")[0].rpartition(".")[2] for cls in classes
-                     for tie in cls.sketch.ties}  # fmt: skip
-        for cls in classes:
-            cls.sketch.made = [
-                (attr, _as_data(node) if attr in set_later else node)
-                for attr, node in cls.sketch.made
-            ]
         alone = draft.program.lacks_training and root.name
-        printed = [
-            _class(cls, known.get(cls.name, {}), for_evaluation=cls.name == alone)
-            for cls in classes
-        ]
+        printed = [_class(cls, for_evaluation=cls.name == alone) for cls in classes]
         blocks = [*printed, *tables, _print_loading(draft, root)]
         return self.assemble(draft, root.name, blocks)
-
-
-def _as_data(node: ast.expr) -> ast.expr:
-    """Returns what may be None as an attribute in which NNX allows a part in its place."""
-    may_be_none = isinstance(node, ast.IfExp) and text(node.orelse) == "None"
-    return expr("nnx.data({0})", node) if may_be_none else node
 
 
 def _frozen_parts(draft: Any) -> list[str]:
@@ -241,21 +171,15 @@ _REFUSAL = (
 )
 
 
-def _class(cls: Class, defaults: Mapping[str, object], *, for_evaluation: bool) -> str:
+def _class(cls: Class, *, for_evaluation: bool) -> str:
     sketch = cls.sketch
-    lines = [f"class {cls.name}({'Sequential' if sketch.is_sequence else 'nnx.Module'}):"]
-    parameters = "".join(f", {one}" for one in print_parameters(cls, defaults))
+    lines = [f"class {cls.name}(nnx.Module):"]
     if not cls.is_bare:
-        lines.append(f"    def __init__(self{parameters}, *, rngs: nnx.Rngs):")
-        lines += [f"        self.{name} = {name}" for name in cls.stored]
-        if sketch.is_sequence:
-            made = [text(node).removeprefix("Sequential") for _, node in sketch.made]
-            lines += [f"        super().__init__{parts}" for parts in made]
-        else:
-            lines += [f"        self.{attr} = {text(node)}" for attr, node in sketch.made]
+        lines.append("    def __init__(self, *, rngs: nnx.Rngs):")
+        lines += [f"        self.{attr} = {text(node)}" for attr, node in sketch.made]
         lines += [f"        {tie}" for tie in sketch.ties]
         lines += ["        self.eval()"] if for_evaluation else []
-        is_empty = not (sketch.made or cls.stored or sketch.ties or for_evaluation)
+        is_empty = not (sketch.made or sketch.ties or for_evaluation)
         lines += ["        pass"] if is_empty else []
         lines.append("")
     if for_evaluation:
@@ -273,11 +197,6 @@ def _class(cls: Class, defaults: Mapping[str, object], *, for_evaluation: bool) 
     return "\n".join(lines).rstrip()
 
 
-_OF_LAYERS: Mapping[str, Mapping[str, object]] = {  # other defaults than those of Flax
-    "Conv": {"padding": 0},
-    "ConvTranspose": {"transpose_kernel": True},
-    "BatchNorm": {"momentum": 0.9},
-}
 _LOAD = f'''def load_weights(model: nnx.Module, state, strict=True) -> nnx.Module:
     """Fills the model with the arrays of the source's state dict, by name; returns it.
 

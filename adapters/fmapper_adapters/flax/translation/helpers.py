@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fmapper.translation import Helper
-from fmapper_adapters.jax.libraries import MULTIHEAD_CALL
 
 _CHANNELS = '''class {name}(nnx.{name}):
     """{what}, with the channels first, as in PyTorch."""
@@ -300,31 +299,6 @@ HELPERS = {
         empty = jnp.all(jnp.isneginf(logits), axis=-1, keepdims=True)
         weights = jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, logits), axis=-1))
         return self.dropout(weights) @ value'''),
-    "MultiheadAttention": Helper(
-        '''class MultiheadAttention(nnx.Module):
-    """Attention of several heads, as PyTorch's.
-
-    Its projections are layers for all three (`packed="in"`), two (`"q kv"`) or one (`"q k v"`).
-    """
-
-    def __init__(
-        self, features, num_heads, *, dropout=0.0, kdim=None, vdim=None, use_bias=True,
-        batch_first=False, packed="in", rngs: nnx.Rngs, **options
-    ):
-        self.num_heads, self.batch_first, self.packed = num_heads, batch_first, packed
-        widths = {"q": features, "k": kdim or features, "v": vdim or features}
-        options |= {"use_bias": use_bias, "rngs": rngs}
-        for name in packed.split():
-            letters = name.replace("in", "qkv")
-            layer = nnx.Linear(widths[letters[0]], len(letters) * features, **options)
-            setattr(self, f"{name}_proj", layer)
-        self.out_proj = nnx.Linear(features, features, **options)
-        self.dropout = nnx.Dropout(dropout, rngs=rngs if dropout else None)
-
-'''
-        + MULTIHEAD_CALL.format(key="key", more="", dropout="self.dropout"),
-        frozenset({"attend_with_heads"}),
-    ),
     **RECURRENT,
     "stack_blocks": Helper('''def stack_blocks(count, make, rngs):
     """Makes equal blocks as one module: the first axis of its arrays is that of the blocks."""

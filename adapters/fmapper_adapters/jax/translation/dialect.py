@@ -8,7 +8,7 @@ import math
 import operator
 import re
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import ConversionError, to_numpy
-from fmapper.programs import Call, Program, refs_in
+from fmapper.programs import Call, Program
 from fmapper.translation import (
     Derived,
     Dialect,
@@ -103,17 +103,8 @@ class JaxDialect(Dialect):
     """
 
     title: ClassVar[str] = "JAX"
-    masks: ClassVar[Mapping[str, str]] = {
-        "ones": "jnp.ones({0}, bool)",
-        "causal": "jnp.broadcast_to(jnp.tri({1}, dtype=bool), {0})",
-    }
-    lacking: ClassVar[frozenset[str]] = frozenset({"attention"})
     ones_like: ClassVar[str] = "jnp.ones_like({0})"
     # Special cases -> their code as it is for other numbers.
-    general: ClassVar[Mapping[str, str]] = {
-        f"lambda x: x.mean(axis={axes}, keepdims=True)": f"lambda x: adaptive_avg_pool(x, {sizes})"
-        for axes, sizes in (("-1", "(1,)"), ("(-2, -1)", "(1, 1)"), ("(-3, -2, -1)", "(1, 1, 1)"))
-    }
     own_imports: ClassVar[Mapping[str, str]] = {}
     own_helpers: ClassVar[Mapping[str, Helper]] = {}
 
@@ -172,10 +163,6 @@ class JaxDialect(Dialect):
             )
         return self._embedded.add(lowering.function)
 
-    def add_function(self, title: str, code: Callable[[str], str], taken: Collection[str]) -> str:
-        """Returns the name of a function of the model's own, which the file has then."""
-        return self._derived.add(title, code, {*taken, *self.reserved_names()})
-
     def call_derived(
         self, function: Derived, given: Sequence[ast.expr], taken: Collection[str]
     ) -> ast.expr:
@@ -189,17 +176,6 @@ class JaxDialect(Dialect):
     def dtype(self, name: str) -> ast.expr:
         """Returns `jnp.float32` and its like."""
         return table.dtype_code(name)
-
-    def takes_no_mask(self, call: Call, mask: str) -> bool:
-        """Returns whether a call is one of `attention`, with this mask as nothing but its mask."""
-        given: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
-        others = tuple(one for key, one in given.items() if key not in (3, "attn_mask"))
-        is_plain = call.op.removesuffix(".default") == "aten::scaled_dot_product_attention"
-        return is_plain and not call.kwargs.get("enable_gqa") and mask not in refs_in(others)
-
-    def limit(self, dtype: str, end: str) -> ast.expr:
-        """Returns `float(jnp.finfo(jnp.float32).min)`: a number of Python changes no dtype."""
-        return expr(f"float(jnp.finfo({{0}}).{end})", self.dtype(dtype))
 
     def read_array(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
         """Returns the code that reads an array, with its dimensions permuted."""

@@ -34,38 +34,6 @@ def attention(query, key, value, mask=None, scale=None, is_causal=False, dropout
     return (weights.astype(value.dtype) @ value).astype(query.dtype)
 ''')
 _enter('''
-def attend_with_heads(
-    query, key, value, num_heads, dropout, *, key_padding_mask, attn_mask, is_causal, need_weights
-):
-    """Attends with each head; True in a mask hides a position, and numbers are added.
-
-    Returns what is attended to, and the weights of each head where they are needed. What sees
-    nothing gives zeros where they are not, and NaN where they are.
-    """
-    query, key, value = (
-        x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-3, -2) for x in (query, key, value)
-    )
-    query = query * query.shape[-1] ** -0.5
-    logits = jnp.matmul(query, key.swapaxes(-2, -1), preferred_element_type=jnp.float32)
-    masks = [~jnp.tri(*logits.shape[-2:], dtype=bool)] if is_causal else []
-    if attn_mask is not None:
-        masks.append(attn_mask if attn_mask.ndim == 2 else attn_mask.reshape(logits.shape))
-    if key_padding_mask is not None:
-        masks.append(key_padding_mask[..., None, None, :])
-    for mask in masks:
-        logits = jnp.where(mask, -jnp.inf, logits) if mask.dtype == bool else logits + mask
-    sees = jnp.array(True) if need_weights else jnp.isfinite(logits).any(axis=-1, keepdims=True)
-    weights = jax.nn.softmax(jnp.where(sees, logits, 0), axis=-1) * sees
-    weights = weights.astype(value.dtype)
-    if need_weights:
-        weights = dropout(weights.reshape(-1, *weights.shape[-2:])).reshape(weights.shape)
-    else:
-        weights = dropout(weights)
-    attended = (weights @ value).swapaxes(-3, -2)
-    attended = attended.reshape(*attended.shape[:-2], -1)
-    return attended, weights if need_weights else None
-''')
-_enter('''
 def as_pairs(x):
     """Returns complex numbers as pairs of real ones, in a last dimension of two."""
     return jnp.stack([x.real, x.imag], axis=-1)
@@ -334,32 +302,3 @@ def places_of(mask):
     """Returns the indices of elements that hold, one row for each, and then rows beyond the end."""
     return jnp.argwhere(mask, size=mask.size, fill_value=mask.size)
 ''')
-
-
-# The call of a class for `nn.MultiheadAttention`, whose projections are layers of the target.
-MULTIHEAD_CALL = '''    def __call__(
-        self, query, {key}=None, value=None, key_padding_mask=None, need_weights=True,
-        attn_mask=None, average_attn_weights=True, is_causal=False{more}
-    ):
-        {key} = query if {key} is None else {key}
-        projected = self.project(q=query, k={key}, v={key} if value is None else value)
-        has_batch_second = query.ndim == 3 and not self.batch_first
-        attended, weights = attend_with_heads(
-            *(x.swapaxes(0, 1) if has_batch_second else x for x in projected),
-            num_heads=self.num_heads, dropout={dropout}, attn_mask=attn_mask,
-            key_padding_mask=key_padding_mask, is_causal=is_causal, need_weights=need_weights,
-        )
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(axis=-3)
-        return self.out_proj(attended.swapaxes(0, 1) if has_batch_second else attended), weights
-
-    def project(self, **given):
-        """Yields queries, keys and values; what is one array is projected once."""
-        for name in self.packed.split():
-            letters, made = name.replace("in", "qkv"), {{}}
-            for i, letter in enumerate(letters):
-                x = given[letter]
-                if id(x) not in made:
-                    projected = getattr(self, f"{{name}}_proj")(x)
-                    made[id(x)] = jnp.split(projected, len(letters), axis=-1)
-                yield made[id(x)][i]'''

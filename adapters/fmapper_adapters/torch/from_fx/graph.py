@@ -23,7 +23,7 @@ from fmapper.programs import (
     Ref,
     refs_in,
 )
-from fmapper.programs.reading import statements_at, with_own_functions
+from fmapper.programs.reading import statements_at
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx import guards, signature_of
 from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
@@ -35,7 +35,7 @@ from fmapper_adapters.torch.passes.backward import fold_backward
 from fmapper_adapters.torch.passes.one_form import IN_PLACE
 from fmapper_adapters.torch.pretrained.origin import origin_of
 from fmapper_adapters.torch.record.lines import line_of_stack
-from fmapper_adapters.torch.record.parts import PartCalls, functions_of
+from fmapper_adapters.torch.record.parts import PartCalls, with_methods
 from fmapper_adapters.torch.record.patches import recurrent
 
 # Arguments and checks that concern only the device or the recording.
@@ -136,8 +136,7 @@ def program(
         return run(recorded)
     recorded.parts, recorded.types, recorded.first_paths = parts, calls.types, calls.first_paths
     recorded.lacks_training = "" if train else calls.left_out
-    stacks = {node.name: functions_of(node) for node in exported.graph.nodes}
-    recorded = with_own_functions(recorded, stacks)
+    recorded = with_methods(recorded, exported.graph)
     sources = {call.source for call in recorded.graph.walk()} | {
         part.source for part in recorded.parts
     }

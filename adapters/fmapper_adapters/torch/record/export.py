@@ -36,7 +36,7 @@ from fmapper_adapters.torch.from_fx import (
 )
 from fmapper_adapters.torch.passes import branches
 from fmapper_adapters.torch.passes.static_sizes import find_remaining
-from fmapper_adapters.torch.record import failures, idle, masks, modes, obstacles, output_order
+from fmapper_adapters.torch.record import failures, idle, modes, obstacles, output_order
 from fmapper_adapters.torch.record.parts import PartCalls
 from fmapper_adapters.torch.record.patches import (
     autograd,
@@ -125,8 +125,6 @@ def export_program(
     for path in blind:
         warnings.warn(_blind_message(module, path), ConversionWarning, stacklevel=level_of_user())
     with in_mode(foreign_classes.register(recording, (args, inputs))):
-        if calls is not None and recording is module:
-            calls.masks = masks.find_meanings(module, args, inputs)
         encoders, later = that_leave_out(recording, args, inputs)
         for path in later:
             warnings.warn(

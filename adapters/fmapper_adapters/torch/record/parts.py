@@ -8,26 +8,23 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import torch
 
-from fmapper.programs import Other, Part, Ref, Size, map_arguments
+from fmapper.programs import Other, Part, Program, Ref, Size, map_arguments
 from fmapper.programs.reading import (
-    FunctionStack,
-    Settings,
     arguments_of,
     other_names,
-    settings_of,
-    titles_of_sequences,
 )
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.record import forwards, marks
 from fmapper_adapters.torch.record.lines import line_of_method, lines_in
-from fmapper_adapters.torch.record.patches import dead_results, foreign_classes, own_functions
+from fmapper_adapters.torch.record.patches import dead_results, foreign_classes, methods
 
-_FUNCTIONS = "fmapper_functions"
+_METHODS = "fmapper_methods"
 
 
 class PartCalls:
@@ -39,14 +36,12 @@ class PartCalls:
     Attributes:
         types: The paths of all submodules -> their classes.
         first_paths: Their paths -> the first path of the same submodule.
-        masks: Their paths -> masks that may be None -> the meaning of None.
         left_out: The effects of training that a recording for evaluation lacks.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.types: dict[str, str] = {}
         self.first_paths: dict[str, str] = {}
-        self.masks: dict[str, dict[str, str]] = {}
         self.left_out = ""
         paths = self._paths = dict[int, str]()
         for path, inner in module.named_modules(remove_duplicate=False):
@@ -58,29 +53,6 @@ class PartCalls:
         self._noted: list[dict[str, Any]] = []
         self._placeholders: list[str] = []
         self._same: dict[str, str] = {}
-        self._settings: dict[int, Settings] = {}
-        self._name_sequences()
-
-    def _name_sequences(self) -> None:
-        """Names the classes of sequences after the functions of the model that created them."""
-        package = type(self._module).__module__
-        modules = dict(self._module.named_modules())
-        layers = {
-            path: tuple(map(type, inner))
-            for path, inner in modules.items()
-            if type(inner) is torch.nn.Sequential
-            and not any([*layer.children()] or not _is_of_torch(layer) for layer in inner)
-        }
-        named = {
-            path: tuple((key, type(part)) for key, part in inner.named_children())
-            for path, inner in modules.items()
-            if type(inner) is torch.nn.Sequential
-            and any(not key.isdigit() for key, _ in inner.named_children())
-        }
-        if layers or named:
-            titles = titles_of_sequences(modules.items(), layers, self._settings, named)
-            owners = {path: "torch.nn" if path in named else package for path in titles}
-            self.types |= {path: f"{owners[path]}.{title}" for path, title in titles.items()}
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -96,7 +68,7 @@ class PartCalls:
                     inner.register_forward_hook(self._leave, with_kwargs=True, always_call=False)
                 )
             with (
-                own_functions.watch(self._module, self._begin, self._end),
+                methods.watch(self._module, self._begin, self._end),
                 forwards.watch(self._module, self._call_forward),
             ):
                 yield
@@ -113,7 +85,7 @@ class PartCalls:
             self._open, self._noted = [], []
             code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
             _private.note_lines(code, self._describe)
-        self._note(name, path, module.forward, args, kwargs, **_facts_of(module, self._settings))
+        self._note(name, path, module.forward, args, kwargs, owner=id(module))
 
     def _note(
         self, name: str, path: str, called: Any, args: Any, kwargs: Any, **facts: Any
@@ -149,7 +121,7 @@ class PartCalls:
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         """Calls a module's `forward`, and notes the call unless `__call__` has done so."""
-        caller = next((entry for entry in reversed(self._open) if not entry.get("function")), None)
+        caller = self._open[-1] if self._open else None
         is_noted = caller is None or (caller["owner"] == id(module) and "method" not in caller)
         if is_noted or _private.place_in_recording() is None:
             return forward(*args, **kwargs)
@@ -164,34 +136,24 @@ class PartCalls:
 
     def _begin(
         self,
-        owner: torch.nn.Module | None,
+        owner: torch.nn.Module,
         name: str,
         function: Callable[..., Any],
         args: Any,
         kwargs: Any,
     ) -> dict[str, Any] | None:
-        """Notes the call of a function that takes tensors, or of a method of another part."""
+        """Notes the call of a method of another part."""
         if not self._open or _private.place_in_recording() is None:
             return None
-        caller = next(entry for entry in reversed(self._open) if not entry.get("function"))
-        facts: dict[str, Any] = {"code": inspect.unwrap(function).__code__}
-        at = f"{name}@{len(self._noted)}"
-        if owner is not None:
-            facts |= {**_facts_of(owner, self._settings), "method": name}
-            function, args = functools.partial(function, owner), args[1:]
-        if owner is not None and id(owner) != caller["owner"]:
-            path = self._paths.get(id(owner))
-            if not path:
-                return None
-            return self._note(f"{path}:{at}", path, function, args, kwargs, **facts)
-        leaves = _private.pytree.tree_leaves((args, kwargs))
-        if owner is None and not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        path = self._paths.get(id(owner), "")
+        if not path or id(owner) == self._open[-1]["owner"]:
             return None
-        full = f"{self._open[-1]['name']}:{at}"
-        return self._note(full, caller["path"], function, args, kwargs, function=name, **facts)
+        facts = {"code": inspect.unwrap(function).__code__, "method": name, "owner": id(owner)}
+        full = f"{path}:{name}@{len(self._noted)}"
+        return self._note(full, path, functools.partial(function, owner), args[1:], kwargs, **facts)
 
     def _end(self, noted: dict[str, Any], result: Any) -> None:
-        """Notes the result of a function."""
+        """Notes the result of a method."""
         while self._open and self._open.pop() is not noted:
             pass  # calls that ended with an exception
         leaves = _private.pytree.tree_leaves(result)
@@ -199,14 +161,14 @@ class PartCalls:
             noted["result"] = _with_refs(result, self._same, _DEEPEST)
 
     def _describe(self, frame: FrameType | None) -> dict[str, Any]:
-        """Returns the notes for an operation: its line, and the functions around it."""
+        """Returns the notes for an operation: its line, and the methods around it."""
         method = line_of_method(frame)
         facts: dict[str, Any] = {"fmapper_method": method} if method else {}
         inner = [*itertools.takewhile(lambda entry: "code" in entry, reversed(self._open))][::-1]
         if inner:
             lines = lines_in(frame, [entry["code"] for entry in inner])
             names = [entry["name"] for entry in inner]
-            facts[_FUNCTIONS] = tuple(zip(names, lines, strict=True))
+            facts[_METHODS] = tuple(zip(names, lines, strict=True))
         return facts
 
     def parts(self, inputs: list[str], graph: torch.fx.Graph) -> tuple[Part, ...]:
@@ -228,60 +190,48 @@ class PartCalls:
                 name = self._same[name]
             return Ref(names.get(name, f"?{value.name}"))
 
+        lost = {one["name"]: one["parent"] for one in self._noted if "result" not in one}
+
+        def parent_of(noted: Mapping[str, Any]) -> str:
+            name: str = noted["parent"]
+            while name in lost:
+                name = lost[name]
+            return name
+
         return tuple(
             Part(
                 noted["name"],
                 noted["path"],
-                noted["parent"],
+                parent_of(noted),
                 map_arguments(noted["arguments"], rename),
-                map_arguments(noted.get("result"), rename),
+                map_arguments(noted["result"], rename),
                 noted["source"],
                 noted["prefix"],
                 noted["positional"],
-                other_names=noted["other_names"],
-                method=noted.get("method", ""),
-                flags=noted.get("flags", {}),
-                numbers=noted.get("numbers", {}),
-                code=noted.get("writes", {}),
-                words=noted.get("words", {}),
-                defaults=noted.get("defaults", {}),
-                masks=self.masks.get(noted["path"], {}) if "code" not in noted else {},
-                function=noted.get("function", ""),
+                noted.get("method", ""),
+                noted["other_names"],
             )
             for noted in self._noted
-            if "result" in noted or "code" in noted
+            if "result" in noted
         )
 
 
-def functions_of(node: torch.fx.Node) -> FunctionStack:
-    """Returns the calls of functions in which a node was created, with the line in each."""
-    return tuple((node.meta.get("custom") or {}).get(_FUNCTIONS, ()))
-
-
-def _facts_of(module: torch.nn.Module, cache: dict[int, Settings]) -> dict[str, Any]:
-    """Returns facts about a part's code from its attributes."""
-    settings = settings_of(module, cache)
-    return {
-        "owner": id(module),
-        "flags": _flags(module),
-        "numbers": settings.numbers,
-        "writes": settings.code,
-        "words": settings.words,
-        "defaults": settings.defaults,
+def with_methods(program: Program, graph: torch.fx.Graph) -> Program:
+    """Returns a program whose calls are those of the methods of parts in which they were made."""
+    known = {part.name for part in program.parts if part.method}
+    inner = {
+        node.name: [
+            one for one in (node.meta.get("custom") or {}).get(_METHODS, ()) if one[0] in known
+        ]
+        for node in graph.nodes
     }
-
-
-def _is_of_torch(module: torch.nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.")
-
-
-def _flags(module: torch.nn.Module) -> dict[str, bool]:
-    """Returns the attributes of a module that are True or False, except its mode."""
-    return {
-        key: value
-        for key, value in vars(module).items()
-        if type(value) is bool and key.isidentifier() and key[0] != "_" and key != "training"
-    }
+    calls = [
+        replace(call, module=inner[call.name][-1][0], source=inner[call.name][-1][1] or call.source)
+        if inner.get(call.name)
+        else call
+        for call in program.graph.calls
+    ]
+    return replace(program, graph=replace(program.graph, calls=calls))
 
 
 def _caller() -> str:

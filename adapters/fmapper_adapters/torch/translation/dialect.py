@@ -25,16 +25,13 @@ from fmapper.translation import (
     Helper,
     Layer,
     Statement,
-    construct,
     elements,
     expr,
     helpers_of,
     literal,
     names_in,
-    omit_defaults,
     print_docstring,
     print_imports,
-    print_parameters,
     text,
 )
 from fmapper_adapters.torch.model import threefry
@@ -103,54 +100,8 @@ class TorchDialect(Dialect):
     """
 
     in_evaluation: ClassVar[str] = "not self.training"
-    only_in_training: ClassVar[frozenset[str]] = frozenset({"nn.Dropout"})
     holds_constants: ClassVar[bool] = True
     views: ClassVar[frozenset[str]] = frozenset({"permute", "transpose"})
-    has_variants: ClassVar[bool] = True
-    defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "nn.Linear": {"bias": True},
-        "nn.LayerNorm": {"eps": 1e-05, "elementwise_affine": True, "bias": True},
-        **{
-            f"nn.Conv{dims}d": {
-                "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True,
-            }
-            for dims in (1, 2, 3)
-        },
-        **{
-            f"Conv{dims}dLast": {
-                "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True,
-                "pad": (0, 0) * dims,
-            }
-            for dims in (1, 2, 3)
-        },
-    }  # fmt: skip
-    parameters: ClassVar[Mapping[str, Sequence[str]]] = {
-        "nn.Linear": ("in_features", "out_features"),
-        "LoRALinear": ("in_features", "out_features", "rank"),
-        "nn.Embedding": ("num_embeddings", "embedding_dim"),
-        "nn.LayerNorm": ("normalized_shape",),
-        "nn.RMSNorm": ("normalized_shape",),
-        "nn.GroupNorm": ("num_groups", "num_channels"),
-        "nn.Dropout": ("p",),
-        **{
-            f"{prefix}{kind}": ("input_size", "hidden_size")
-            for prefix in ("nn.", "SingleBias", "NewBias")
-            for kind in ("RNN", "GRU", "LSTM")
-        },
-        **dict.fromkeys(
-            ("BatchNormLast", "DebiasedBatchNorm", "AveragedBatchNorm"), ("num_features",)
-        ),
-        **{
-            f"{module}{kind}{dims}d{end}": names
-            for module, end in (("nn.", ""), ("", "Last"))
-            for dims in (1, 2, 3)
-            for kind, names in {
-                "Conv": ("in_channels", "out_channels", "kernel_size"),
-                "ConvTranspose": ("in_channels", "out_channels", "kernel_size"),
-                "BatchNorm": ("num_features",),
-            }.items()
-        },
-    }
 
     def __init__(
         self,
@@ -188,10 +139,6 @@ class TorchDialect(Dialect):
             raise ConversionError(f"{call.op} cannot be written to a file ({call.source})")
         return function.__name__ if function in _MARKS else self._embedded.add(function)
 
-    def add_function(self, title: str, code: Callable[[str], str], taken: Collection[str]) -> str:
-        """Returns the name of a function of the model's own, which the file has then."""
-        return self._derived.add(title, code, {*taken, *self.reserved_names()})
-
     def call_derived(
         self, function: Derived, given: Sequence[ast.expr], taken: Collection[str]
     ) -> ast.expr:
@@ -213,10 +160,6 @@ class TorchDialect(Dialect):
     def dtype(self, name: str) -> ast.expr:
         """Returns `torch.float32` and its like."""
         return expr(f"torch.{name}")
-
-    def limit(self, dtype: str, end: str) -> ast.expr:
-        """Returns `torch.finfo(torch.float32).min`, or its `max`."""
-        return expr(f"torch.finfo({{0}}).{end}", self.dtype(dtype))
 
     def dtype_argument(self, name: str) -> ast.expr:
         """Returns `torch.float32` and its like."""
@@ -324,9 +267,9 @@ class TorchDialect(Dialect):
             return expr(f"torch.{kind}({{0}}{end})", shape, dtype)
         return expr("torch.full({0}, {2}, dtype={1})", shape, dtype, first.item())
 
-    def make(self, cls: Class, arguments: Mapping[str, Any]) -> ast.expr:
-        """Returns `Block(64)`."""
-        return construct(cls.name, arguments)
+    def make(self, cls: Class) -> ast.expr:
+        """Returns `Block()`."""
+        return expr(f"{cls.name}()")
 
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns an `nn.ModuleList`."""
@@ -357,10 +300,9 @@ class TorchDialect(Dialect):
     def file(self, draft: Any, classes: Sequence[Class], root: Class) -> str:
         """Returns the file: records, helpers, classes, and `load_weights`."""
         blocks = [_record(cls, fields) for cls, fields in draft.records.items()]
-        defaults = omit_defaults(classes)
         for cls in classes:
             lack = self._lack if cls.name == root.name else ""
-            blocks.append(_class(cls, defaults.get(cls.name, {}), lack))
+            blocks.append(_class(cls, lack))
         blocks.append(print_loading(draft))
         body = "\n\n\n".join(blocks)
         helpers = helpers_of(body, self.helper)
@@ -391,13 +333,11 @@ def _record(cls: str, fields: Mapping[str, str]) -> str:
     return "\n".join(lines if fields else [*lines, "    pass"])
 
 
-def _class(cls: Class, defaults: Mapping[str, object], lacks_training: str) -> str:
+def _class(cls: Class, lacks_training: str) -> str:
     sketch = cls.sketch
     lines = [f"class {cls.name}(nn.Module):"]
-    if sketch.made or cls.stored or sketch.ties or cls.parameters or lacks_training:
-        parameters = "".join(f", {one}" for one in print_parameters(cls, defaults))
-        lines += [f"    def __init__(self{parameters}):", "        super().__init__()"]
-        lines += [f"        self.{name} = {name}" for name in cls.stored]
+    if sketch.made or sketch.ties or lacks_training:
+        lines += ["    def __init__(self):", "        super().__init__()"]
         lines += [f"        self.{attr} = {text(node)}" for attr, node in sketch.made]
         lines += [f"        {tie}" for tie in sketch.ties]
         lines += ["        self.eval()", "", *_REFUSAL] if lacks_training else []

@@ -135,8 +135,5 @@ class PartReader:
             if noted["is_function"] and len(self._functions[entry["path"]]) == 1:
                 method = ""
             beside = noted["source"], noted["prefix"], noted["positional"], method
-            facts = noted["settings"]
-            settings = {"numbers": facts.numbers, "code": facts.code, "words": facts.words}
-            part = Part(*given, *beside, noted["other_names"], **settings, defaults=facts.defaults)
-            parts.append(part)
+            parts.append(Part(*given, *beside, noted["other_names"]))
         return tuple(parts)

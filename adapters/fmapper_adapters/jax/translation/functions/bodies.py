@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import copy
-import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from fmapper import ConversionError
-from fmapper.translation import expr, identifier, text
+from fmapper.translation import expr, text
 from fmapper_adapters.jax.translation.functions.things import Function, Thing, inside, thing_of
 
 
@@ -26,65 +25,18 @@ def print_function(function: Function, method: Any, functions: Mapping[str, Func
     lines: list[str] = []
     for line in method.print_lines():
         lines += [line] if line.startswith("#") else body.lines(line)
-    lines = min(_with_loops(lines), _with_loops(_as_assigned(lines)), key=len)
     own = list(method.parameters)
-    told = [name for name in function.told if method.name != "check_inputs"]
-    if told:
-        at = own.index("*") + 1 if "*" in own else len(own)
-        own[at:at] = told if "*" in own else ["*", *told]
     if function.has_arrays and method.name != "check_inputs":
         own.insert(0, "params")
     header = f"def {function.name_of(method.name)}({', '.join(own)}):"
     return "\n".join([header, *(textwrap.indent(line, "    ") for line in lines)])
 
 
-_FEW = 2  # so many equal statements stay as they are
-
-
-def _with_loops(lines: list[str]) -> list[str]:
-    """Writes statements that differ only in the part of a sequence as a loop."""
-    found: list[str] = []
-    at = 0
-    while at < len(lines):
-        first = re.search(r'params\["?\'?(\d+)["\']?\]', lines[at])
-        count = 1
-        if first is not None:
-            begin = int(first[1])
-            while at + count < len(lines) and lines[at + count] == lines[at].replace(
-                first[0], first[0].replace(first[1], str(begin + count))
-            ):
-                count += 1
-        if first is None or count <= _FEW:
-            found.append(lines[at])
-            at += 1
-            continue
-        over = f"{begin}, {begin + count}" if begin else str(count)
-        body = lines[at].replace(first[0], "params[str(i)]")
-        found.append(f"for i in range({over}):\n    {body}")
-        at += count
-    return found
-
-
-def _as_assigned(lines: list[str]) -> list[str]:
-    """Returns statements that assign the result first, to the variable assigned before.
-
-    Examples:
-        >>> _as_assigned(["x = f(x)", "return g(x)"])
-        ['x = f(x)', 'x = g(x)', 'return x']
-    """
-    *_, before, last = ["", "", *lines]
-    variable = before.partition(" = ")[0]
-    if not variable.isidentifier() or not last.startswith("return "):
-        return lines
-    return [*lines[:-1], f"{variable} = {last.removeprefix('return ')}", f"return {variable}"]
-
-
 class _Body(ast.NodeTransformer):
     def __init__(self, function: Function, functions: Mapping[str, Function]) -> None:
         self._function = function
         self._functions = functions
-        given = {name: expr(name) for name in function.cls.parameters}
-        self._known = {"self": Thing(expr("self"), expr("params"), function, given)}
+        self._known = {"self": Thing(expr("self"), expr("params"), function)}
 
     def lines(self, code: str) -> list[str]:
         """Returns the statements for one."""
@@ -143,13 +95,10 @@ class _Body(ast.NodeTransformer):
         if method == "check_inputs":
             return ast.Call(expr(own.name_of(method)), args, keywords)
         first = [target.arrays] if own.has_arrays else []
-        told = [ast.keyword(name, target.given[name]) for name in own.told]
-        return ast.Call(expr(own.name_of(method)), [*first, *args], [*told, *keywords])
+        return ast.Call(expr(own.name_of(method)), [*first, *args], keywords)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        """Returns the code for an array, or a number that the function is told."""
-        if text(node.value) == "self" and node.attr in self._function.cls.stored:
-            return expr(node.attr)
+        """Returns the code for an array."""
         found = self._find(node)
         if found is not None:
             return found.arrays
@@ -193,16 +142,7 @@ class _Body(ast.NodeTransformer):
             if first.function is None or first.function.has_arrays:
                 targets.append(f"params_of_{name}")
                 over.append(arrays)
-            part = Thing(first.made, expr(f"params_of_{name}"), first.function, dict(first.given))
-            given = dict(first.given)
-            for word in first.function.told if first.function else ():
-                values = [one.given[word] for one in things]
-                if len(set(map(text, values))) > 1:
-                    variable = identifier(word, targets)
-                    targets.append(variable)
-                    over.append(ast.Tuple(values, ast.Load()))
-                    given[word] = expr(variable)
-            self._known[name] = Thing(part.made, part.arrays, part.function, given)
+            self._known[name] = Thing(first.made, expr(f"params_of_{name}"), first.function)
         if not over:  # no part has arrays: they only repeat
             targets, over = ["_"], [expr("range({0})", len(columns[0]))]
         body = [self.visit(statement) for statement in node.body]

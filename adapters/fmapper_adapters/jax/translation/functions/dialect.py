@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from fmapper import ConversionError, to_numpy
-from fmapper.translation import Class, Helper, Layer, Loop, expr, identifier, literal, text
+from fmapper.translation import Class, Helper, Layer, Loop, expr, identifier, text
 from fmapper_adapters.jax.translation.dialect import JaxDialect, with_key
 from fmapper_adapters.jax.translation.functions.bodies import print_function
 from fmapper_adapters.jax.translation.functions.helpers import HELPERS
@@ -22,7 +22,6 @@ from fmapper_adapters.jax.translation.functions.things import (
     Function,
     is_stacked,
     items_of,
-    options_of,
 )
 from fmapper_adapters.jax.translation.layers.slices import Slices
 
@@ -39,23 +38,6 @@ class FunctionsDialect(JaxDialect):
 
     own_helpers: ClassVar[Mapping[str, Helper]] = HELPERS
     has_sequences: ClassVar[bool] = False
-    counts_parts: ClassVar[bool] = False
-    parameters: ClassVar[Mapping[str, Sequence[str]]] = {
-        "init_linear": ("key", "in_features", "out_features"),
-        "init_embedding": ("key", "num_embeddings", "features"),
-        "init_norm": ("features",),
-        "init_batch_norm": ("features",),
-        "init_conv": ("key", "in_channels", "out_channels", "kernel_size"),
-        "init_conv_transpose": ("key", "in_channels", "out_channels", "kernel_size"),
-        "init_cell": ("key", "gates", "in_features", "features"),
-        "init_recurrent": ("key", "gates", "in_features", "features"),
-        STACKED: ("block", "num"),
-    }
-    defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "init_linear": {"use_bias": True},
-        "init_conv": {"use_bias": True, "groups": 1},
-        LAYER: {"stride": 1, "dilation": 1, "groups": 1, "padding": 0},
-    }
 
     def __init__(self, slices: Slices | None = None, *, keys: bool = False) -> None:
         super().__init__(slices)
@@ -94,9 +76,9 @@ class FunctionsDialect(JaxDialect):
         """Returns an array that is not trained, with values from `load_weights`."""
         return expr(f"{FROZEN}({{0}})", self.zeros(array))
 
-    def make(self, cls: Class, arguments: Mapping[str, Any]) -> ast.expr:
-        """Returns `Block(64)`, which becomes a call of the function that makes its arrays."""
-        return ast.Call(expr(cls.name), [literal(value) for value in arguments.values()], [])
+    def make(self, cls: Class) -> ast.expr:
+        """Returns `Block()`, which becomes a call of the function that makes its arrays."""
+        return expr(f"{cls.name}()")
 
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns a list."""
@@ -203,11 +185,7 @@ def _functions(
         attrs = [attr for attr, _ in cls.sketch.made]
         keys = dict(zip(attrs, node.children, strict=True))
         function = Function(cls, name, keys)
-        function.told = options_of(cls, cls.sketch.made, found)
-        arrays = [code for _, one in cls.sketch.made if (code := _arrays(one, found)) is not None]
-        used = {one.id for code in arrays for one in ast.walk(code) if isinstance(one, ast.Name)}
-        function.making = tuple(name for name in cls.parameters if name in used)
-        function.has_arrays = bool(arrays)
+        function.has_arrays = any(_arrays(one, found) is not None for _, one in cls.sketch.made)
         found[cls.name] = function
     return found
 
@@ -255,11 +233,7 @@ def _arrays(made: ast.expr, functions: Mapping[str, Function]) -> ast.expr | Non
             return made.args[0]
         if name in functions:
             own = functions[name]
-            if not own.has_arrays:
-                return None
-            given = dict(zip(own.cls.parameters, made.args, strict=True))
-            args = [expr(_DRAWS), *(given[name] for name in own.making)]
-            return ast.Call(expr(f"init_{own.name}"), args, [])
+            return expr(f"init_{own.name}({_DRAWS})") if own.has_arrays else None
     return None if isinstance(made, ast.Constant) else made
 
 
@@ -287,9 +261,8 @@ def _print_init(function: Function, functions: Mapping[str, Function], *, splits
         lines = code.replace(_DRAWS, "key").split("\n")
     elif _DRAWS in code:
         lines.insert(0, "    keys = Keys(key)")
-    has_default = _DRAWS not in code and all("=" in one for one in function.making)
-    parameters = ", ".join(["key=None" if has_default else "key", *function.making])
-    return "\n".join([f"def init_{function.name}({parameters}):", *lines])
+    key = "key" if _DRAWS in code else "key=None"
+    return "\n".join([f"def init_{function.name}({key}):", *lines])
 
 
 def _with_buffers(code: str) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from fmapper.translation import Class, expr, text
 from fmapper_adapters.jax.translation.functions.layers import LAYER
@@ -22,16 +21,12 @@ class Function:
         cls: The class.
         name: The name of the function.
         keys: Its attributes -> the keys of their arrays.
-        told: The parameters of its constructor that the function takes.
-        making: Those that its arrays are made with.
         has_arrays: Whether it has any.
     """
 
     cls: Class
     name: str
     keys: Mapping[str, str]
-    told: tuple[str, ...] = ()
-    making: tuple[str, ...] = ()
     has_arrays: bool = False
 
     @property
@@ -59,7 +54,6 @@ class Thing:
     made: ast.expr
     arrays: ast.expr
     function: Function | None = None
-    given: Mapping[str, ast.expr] = field(default_factory=dict)
 
     @property
     def is_layer(self) -> bool:
@@ -99,8 +93,7 @@ def thing_of(made: ast.expr, arrays: ast.expr, functions: Mapping[str, Function]
     function = functions.get(text(made.func)) if isinstance(made, ast.Call) else None
     if function is None or not isinstance(made, ast.Call):
         return Thing(made, arrays)
-    given = dict(zip(function.cls.parameters, made.args, strict=True))
-    return Thing(made, arrays, function, given)
+    return Thing(made, arrays, function)
 
 
 def inside(owner: Thing, attr: str, functions: Mapping[str, Function]) -> Thing | None:
@@ -108,51 +101,8 @@ def inside(owner: Thing, attr: str, functions: Mapping[str, Function]) -> Thing 
     function = owner.function
     if function is None:
         return Thing(expr("None"), _at(owner.arrays, attr)) if owner.is_layer else None
-    made = _Give(owner.given).visit(copy.deepcopy(function.parts[attr]))
-    return thing_of(made, _at(owner.arrays, function.keys[attr]), functions)
+    return thing_of(function.parts[attr], _at(owner.arrays, function.keys[attr]), functions)
 
 
 def _at(arrays: ast.expr, key: str | int) -> ast.expr:
     return expr("{0}[{1}]", arrays, key)
-
-
-class _Give(ast.NodeTransformer):
-    """Puts what a constructor is given in the place of its parameters."""
-
-    def __init__(self, given: Mapping[str, ast.expr]) -> None:
-        self._given = given
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Replaces a parameter."""
-        return copy.deepcopy(self._given.get(node.id, node))
-
-
-def options_of(
-    cls: Class, made: Sequence[tuple[str, ast.expr]], functions: Mapping[str, Function]
-) -> tuple[str, ...]:
-    """Returns the parameters of a class that its function needs when it is called."""
-    used = set(cls.stored)
-
-    def names(node: ast.AST) -> set[str]:
-        return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-
-    def visit(node: ast.expr) -> None:
-        if isinstance(node, ast.Call) and is_stacked(node):
-            visit(node.args[0])
-        elif isinstance(node, ast.ListComp):
-            visit(node.elt)
-        elif isinstance(node, ast.List):
-            for item in node.elts:
-                visit(item)
-        elif isinstance(node, ast.Call) and text(node.func) == LAYER:
-            for key in node.keywords:
-                used.update(names(key.value))
-        elif isinstance(node, ast.Call) and text(node.func) in functions:
-            child = functions[text(node.func)]
-            for name, value in zip(child.cls.parameters, node.args, strict=True):
-                if name in child.told:
-                    used.update(names(value))
-
-    for _, node in made:
-        visit(node)
-    return tuple(name for name in cls.parameters if name in used)

@@ -9,7 +9,6 @@ from fmapper import ConversionError
 from fmapper.programs import Program
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_array
 from fmapper_adapters.jax.translation.layers import recurrent
-from fmapper_adapters.jax.translation.layers.attention import multihead_attention
 from fmapper_adapters.jax.translation.layers.bags import bag
 from fmapper_adapters.jax.translation.layers.convolutions import convolution, transposed_conv
 from fmapper_adapters.jax.translation.layers.gradients import with_own_gradients
@@ -52,7 +51,6 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
     return (
         recurrent.layers(structure, unit, calls)
         or recurrent.cell(structure, unit, calls)
-        or multihead_attention(structure, unit, calls)
         or _rms_norm(structure, unit, calls)
         or linear_of_rows(structure, unit, calls)
         or drop_path(structure, unit, calls)

@@ -1,1 +1,0 @@
-"""Constructors: what the model's own call the numbers of parts, and the arguments of those here."""

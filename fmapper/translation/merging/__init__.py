@@ -1,1 +1,0 @@
-"""One class for submodules that differ: in keywords, in numbers, in a few statements."""

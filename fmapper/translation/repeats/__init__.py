@@ -1,1 +1,0 @@
-"""Loops in the place of statements that come again."""
