@@ -174,7 +174,6 @@ class Part:
         prefix: How many arguments can be passed by position: those before the first omitted one.
         positional: How many were passed by position.
         method: The called method of the submodule, if not `__call__`.
-        other_names: Aliases in its code: `residual` for `residual = x`, a tuple for a tuple.
     """
 
     name: str
@@ -186,7 +185,6 @@ class Part:
     prefix: int = 0
     positional: int = 0
     method: str = ""
-    other_names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,18 +72,6 @@ class _Fill(ast.NodeTransformer):
         return literal(self._given[node.id]) if node.id in self._given else node
 
 
-class Swap(ast.NodeTransformer):
-    """Replaces one name by another."""
-
-    def __init__(self, old: str, new: str) -> None:
-        self._old = old
-        self._new = new
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Replaces the name."""
-        return ast.Name(self._new, node.ctx) if node.id == self._old else node
-
-
 def construct(cls: str, arguments: Mapping[str, Any], *last: str) -> ast.expr:
     """Returns a call; flags, and of more than three arguments those after the second, by name.
 

@@ -74,21 +74,12 @@ class Helper:
 
 # What the code of every target calls: its source.
 CHECK_SHAPES = '''def check_shapes(*expected):
-    """Raises where arrays have other shapes than those that the code is written for.
-
-    A size is a number or a name, which may say what divides it, and how small and large it may be:
-    `batch 3 height%16 width>=17<=64`.
-    """
+    """Raises where arrays have other shapes than those that the code is written for."""
     sizes = {}
     for array, shape in expected:
-        for size, word in zip(array.shape, shape.split(), strict=True):
-            word, _, most = word.partition("<=")
-            word, _, least = word.partition(">=")
-            name, _, divisor = word.partition("%")
+        for size, name in zip(array.shape, shape.split(), strict=True):
             known = int(name) if name.isdigit() else sizes.setdefault(name, size)
-            fits = size >= int(least or 0) and size % int(divisor or 1) == 0
-            fits = fits and (not most or size <= int(most))
-            if not fits or size != known and name != "_":
+            if size != known and name != "_":
                 known = "" if name.isdigit() else f", with {name} = {known}"
                 raise ValueError(f"{tuple(array.shape)} is not ({shape}){known}")'''
 
@@ -107,10 +98,7 @@ class Dialect(ABC):
         in_evaluation: The code that says that an object is in evaluation.
         told_in_training: Layers -> the keywords that a program for evaluation does not know.
         holds_constants: Whether objects hold the arrays that code has, so that they move with them.
-        views: The methods of arrays that give another view of one.
         has_sequences: Whether parts that are called in order can be one object.
-        takes_rows: Layers whose first number is the size of the last dimension that they take, and
-            which refuse others.
     """
 
     passes_keys: ClassVar[bool] = False
@@ -121,9 +109,7 @@ class Dialect(ABC):
     told_in_training: ClassVar[Mapping[str, Sequence[str]]] = {}
     ones_like: ClassVar[str] = "{0} * 0 + 1"
     holds_constants: ClassVar[bool] = False
-    views: ClassVar[frozenset[str]] = frozenset()
     has_sequences: ClassVar[bool] = True
-    takes_rows: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def reserved_names(self) -> frozenset[str]:
@@ -298,8 +284,7 @@ class Dialect(ABC):
     def check_shapes(self, arrays: Sequence[tuple[ast.expr, str]]) -> ast.expr:
         """Returns the code that raises where arrays have unexpected shapes.
 
-        A shape is its sizes and the names of those that vary: `batch length 64`; `_` for any. A
-        name may say what divides the size, and its limits: `height%16 width>=17<=64`.
+        A shape is its sizes and the names of those that vary: `batch length 64`; `_` for any.
         """
         return ast.Call(expr("check_shapes"), [literal(pair) for pair in arrays], [])
 

@@ -6,7 +6,6 @@ import ast
 import builtins
 import functools
 import re
-from collections.abc import Collection, Sequence
 from typing import Any
 
 from fmapper.translation.code import identifier
@@ -117,52 +116,6 @@ _BETTER = {
     "max_pool2d": "x", "avg_pool2d": "x", "adaptive_avg_pool2d": "x", "linalg_vector_norm": "norm",
     "and": "both", "or": "either", "movedim": "x", "index_select": "picked", "conv2d": "x",
 }  # fmt: skip
-
-
-_NUMBERED = re.compile(r"([A-Za-z]\w*?)(?:_(\d+))?")
-
-
-def renumber(lines: Sequence[str], parameters: Collection[str]) -> list[str]:
-    """Gives variables the lowest numbers, where loops have taken those between.
-
-    Args:
-        lines: The statements of a function.
-        parameters: Its parameters, which stay.
-
-    Examples:
-        >>> renumber(["for f in self.fs:", "    x = f(x)", "x_4 = g(x)", "return x_4.x_4"], ["x"])
-        ['for f in self.fs:', '    x = f(x)', 'x_2 = g(x)', 'return x_2.x_4']
-        >>> renumber(["ys = [f(y_3) for y_3 in xs]"], ["xs"])
-        ['ys = [f(y) for y in xs]']
-    """
-    words = {word for line in lines for word in re.findall(r"(?<!\.)\b[A-Za-z_]\w*", line)}
-    taken = words | {*parameters}
-    stored = {word for word in words if any(_assigns(line, word) for line in lines)}
-    swaps: dict[str, str] = {}
-    for word in sorted(stored - {*parameters}, key=lambda one: (len(one), one)):
-        found = _NUMBERED.fullmatch(word)
-        if found is None or found[2] is None:
-            continue
-        if found[1] not in taken | RESERVED:
-            if any(re.search(rf"\bfor {word} in ", line) for line in lines):  # a loop's alone
-                swaps[word] = found[1]
-                taken = (taken - {word}) | {found[1]}
-            continue
-        if f"{found[1]}_1" in taken or f"{found[1]}_0" in taken:  # numbers of the source
-            continue
-        free = identifier(found[1], (taken - {word}) | {*swaps.values()} | {found[1]})
-        if free != word:
-            swaps[word] = free
-            taken = (taken - {word}) | {free}
-    if not swaps:
-        return [*lines]
-    pattern = re.compile(rf"(?<![.\w])(?:{'|'.join(swaps)})\b(?!=[^=])")
-    return [pattern.sub(lambda found: swaps[found[0]], line) for line in lines]
-
-
-def _assigns(line: str, word: str) -> bool:
-    before = rf"(?:\w+, )*{word}(?:, \w+)*"
-    return re.search(rf"(?m)^\s*{before} = |\bfor {before} in ", line) is not None
 
 
 class Names:

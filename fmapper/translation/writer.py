@@ -344,9 +344,6 @@ class _Writer:
             given = (*own, *(keys if body.randoms else ()))
             made_of = (given, lines, [*body.shapes], body.comments)
             sketch.methods.append(Method(method or "__call__", *made_of))
-            taken, checks = body.checks
-            if checks:
-                sketch.methods.append(Method("check_inputs", taken, [str(one) for one in checks]))
         sketch.ties = self._ties(node)
         return sketch
 

@@ -45,7 +45,6 @@ class Tagger(eqx.Module):
 def test_stacked_cells_that_begin_with_the_same_zeros_are_layers():
     model = jax.vmap(Tagger(jax.random.key(0)))
     source, net, _ = written(model, normal(3, 7, 4))
-    assert "nn.ModuleList([NewBiasGRU(4, 4, batch_first=True), NewBiasGRU(4, 4)])" in source.code
     assert source.layers[0] == source.layers[1]
     for x in (normal(3, 7, 4), normal(2, 5, 4, seed=1)):
         ours = net(torch.from_numpy(np.array(x)))
@@ -76,9 +75,7 @@ class Samples(nnx.Module):
 
 def test_a_stream_counts_where_it_draws_though_another_part_is_called_after_it():
     model, x = Samples(), normal(5, 4)
-    source, net, _ = written(model, x)
-    assert "self.count.copy_(count.detach())" in source.code
-    assert "self.sampler(x)" in source.code
+    _source, net, _ = written(model, x)
     given = torch.from_numpy(np.array(x))
     for _ in range(2):  # with other numbers each time, those of the source
         np.testing.assert_allclose(net(given).detach(), model(x), rtol=1e-4, atol=1e-5)
@@ -111,9 +108,7 @@ def test_parts_with_a_state_of_their_own_are_one_class():
 
     x = normal(6, 4)
     with pytest.warns(fmapper.ConversionWarning, match="of their own, state_field0, "):
-        source, net, _ = written(model, x, state, shapes=None)
-    assert source.code.count("class BatchNorm") == source.code.count("class Normalised") == 1
-    assert "def forward(self, x, state_field0, state_field1, state_field1_2, " in source.code
+        _source, net, _ = written(model, x, state, shapes=None)
     leaves = [torch.from_numpy(np.array(leaf)) for leaf in (x, *jax.tree.leaves(state))]
     ours, theirs = jax.tree.leaves(tuple(net(*leaves))), jax.tree.leaves(model(x, state))
     assert len(ours) == len(theirs)

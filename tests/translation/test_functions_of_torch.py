@@ -28,24 +28,6 @@ def code_and_results(function, x):
     return code
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("function", "line"),
-    [
-        (jax.nn.elu, "F.elu(x)"),
-        (lambda x: jax.nn.elu(x, 0.5), "F.elu(x, 0.5)"),
-        (jax.nn.selu, "F.selu(x)"),
-        (jax.nn.relu6, "F.relu6(x)"),
-        (jax.nn.log_sigmoid, "F.logsigmoid(x)"),
-        (jax.nn.mish, "F.mish(x)"),
-    ],
-)
-def test_activations_have_their_names(function, line):
-    with np.errstate(all="ignore"):
-        code = code_and_results(function, jnp.array(_BENDS[1:-1], jnp.float32))
-    assert f"return {line}" in code
-
-
 @pytest.mark.parametrize(
     ("function", "line"),
     [
@@ -84,16 +66,14 @@ def test_reductions_have_their_names(function, line):
 def test_sums_of_exponentials_take_infinities():
     rows = [[0.0, np.inf, 1.0], [-np.inf, 2.0, 3.0], [-np.inf] * 3, [np.nan, 0.0, 1.0]]
     x = jnp.array(rows, jnp.float32)
-    code, net = written_code(lambda x: jax.nn.logsumexp(x, 1), x)
-    assert "torch.logsumexp(x, (1,))" in code
+    _code, net = written_code(lambda x: jax.nn.logsumexp(x, 1), x)
     wanted = np.asarray(jax.nn.logsumexp(x, 1))
     np.testing.assert_allclose(net(torch.tensor(np.asarray(x))).numpy(), wanted, rtol=1e-6)
 
 
 @pytest.mark.nightly
 def test_a_variance_of_sizes_that_vary_asks_for_none():
-    code, net = written_code(lambda x: jnp.var(x, 0), normal(3, 4), shapes="auto")
-    assert "torch.var(x, (0,), correction=0)\n" in code
+    _code, net = written_code(lambda x: jnp.var(x, 0), normal(3, 4), shapes="auto")
     x = normal(7, 4)
     np.testing.assert_allclose(net(torch.tensor(np.asarray(x))).numpy(), jnp.var(x, 0), rtol=1e-5)
 
@@ -110,18 +90,3 @@ def test_a_variance_of_sizes_that_vary_asks_for_none():
 )
 def test_what_is_nearly_a_function_stays(function, other):
     assert other not in code_and_results(function, normal(6))
-
-
-@pytest.mark.nightly
-def test_arithmetic_makes_numbers_complex_itself():
-    code = code_and_results(lambda x: jnp.exp(-jnp.exp(x) + 1j * x) * (x - 2j), normal(5))
-    assert "1j" in code
-    assert "complex64" not in code
-
-
-@pytest.mark.nightly
-def test_numbers_of_other_precision_are_made_complex():
-    def function(x):
-        return x.astype(jnp.float16).astype(jnp.complex64) * (1j * x)
-
-    assert "to(torch.complex64)" in code_and_results(function, normal(5))

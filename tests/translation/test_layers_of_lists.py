@@ -58,11 +58,9 @@ class Lists(nnx.Module):
 
 def test_a_dropout_that_is_called_twice_is_a_layer():
     x = np.ones((2, 4), np.float32)
-    source, proof, reason = translate_proved(Lists(nnx.Rngs(0)), "torch", (x,))
+    _source, proof, reason = translate_proved(Lists(nnx.Rngs(0)), "torch", (x,))
     assert proof, proof
     assert not reason
-    assert "self.drop = nn.Dropout(0.5)" in source.code
-    assert source.code.count("self.drop(") == 2
 
 
 class Codebook(linen.Module):
@@ -87,9 +85,8 @@ def test_variables_that_begin_as_one_array_are_two():
     torch.testing.assert_close(there(fmapper.to_torch(x)), fmapper.to_torch(want))
     want = model.apply({**variables, **after}, x)
     torch.testing.assert_close(there.eval()(fmapper.to_torch(x)), fmapper.to_torch(want))
-    source, proof, _ = translate_proved((model, variables), "torch", (x,))
+    _source, proof, _ = translate_proved((model, variables), "torch", (x,))
     assert proof, proof
-    assert "self.now" in source.code
 
 
 class Target(nnx.Module):
@@ -103,9 +100,8 @@ class Target(nnx.Module):
 
 def test_a_variable_that_begins_with_the_array_of_a_parameter_is_not_tied_to_it():
     model, x = Target(nnx.Rngs(0)), jax.random.normal(jax.random.key(0), (2, 3))
-    source, proof, _ = translate_proved(model, "torch", (x,))
+    _source, proof, _ = translate_proved(model, "torch", (x,))
     assert proof, proof
-    assert "self.target = nn.Buffer(" in source.code
     assert model.online.kernel.get_value() is model.target.get_value()
     there = fmapper.convert(model, "torch", (x,))
     assert {"online.kernel", "target"} <= there.state_dict().keys()

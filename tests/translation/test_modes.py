@@ -36,9 +36,7 @@ def test_modes_that_are_two_programs_are_refused_where_a_file_cannot_have_both()
 @pytest.mark.nightly
 def test_a_file_for_flax_has_both_modes():
     x = torch.randn(4, 3)
-    code = fmapper.source(Doubled(), "flax", (x,), train=True)
-    assert "self.deterministic = False" in code
-    assert "if self.deterministic:" in code
+    fmapper.source(Doubled(), "flax", (x,), train=True)
     net = Doubled()
     model = fmapper.convert(net, "flax", (x,), structure=True, train=True)
     for mode in ("train", "eval"):
@@ -51,9 +49,7 @@ def test_a_file_for_flax_has_both_modes():
 def test_a_file_for_equinox_has_both_modes():
     eqx = pytest.importorskip("equinox")
     x = torch.randn(4, 3)
-    code = fmapper.source(Doubled(), "equinox", (x,), train=True)
-    assert "    inference: bool  # set by eqx.nn.inference_mode" in code
-    assert "if self.inference:" in code
+    fmapper.source(Doubled(), "equinox", (x,), train=True)
     net = Doubled()
     model = fmapper.convert(net.eval(), "equinox", (x,), structure=True, train=True)
     for mode in ("eval", "train"):
@@ -101,13 +97,6 @@ def test_what_takes_keys_in_training_alone_is_proved_in_both_modes(to):
     assert proof, proof
     assert not reason
     assert source.modes == ("eval", "train")
-    assert source.code.count("x.shape[0]") == 1
-    assert source.code.count(".reshape(batch, 3, 4)") == 1
-    if to == "equinox":
-        assert source.code.count("            x = gate(x, key=keys())") == 1
-        # the layer has the mode itself
-        assert source.code.count("self.dropout(self.leave(x), key=keys())") == 1
-    assert source.code.count("self.deterministic:") + source.code.count("self.inference:") == 1
 
 
 class Part(nn.Module):
@@ -147,8 +136,6 @@ def test_parts_and_results_for_training_alone_are_proved_in_both_modes():
     assert proof, proof
     assert not reason
     assert source.modes == ("eval", "train")
-    assert source.code.count("class Part") == 1
-    assert source.code.count("for part in self.parts:") == 1
 
 
 class InLoop(nn.Module):
@@ -167,10 +154,8 @@ class InLoop(nn.Module):
 
 @pytest.mark.nightly
 def test_what_differs_in_a_loop_is_below_a_condition_in_the_loop():
-    source, proof, reason = translate_proved(InLoop(), "flax", (torch.randn(6, 4),))
+    _source, proof, reason = translate_proved(InLoop(), "flax", (torch.randn(6, 4),))
     assert proof, reason
-    assert source.code.count("for layer in self.layers:") == 1
-    assert "            if not self.deterministic:\n                y = y * 2\n" in source.code
 
 
 class Shifted(nn.Module):
@@ -227,7 +212,6 @@ def test_an_average_over_all_batches_is_refused_for_training_by_its_name():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
     with pytest.raises(fmapper.ConversionError, match="momentum=None"):
         fmapper.source(net, "flax", (torch.randn(5, 3),), train=True)
-    assert "BatchNorm(4" in fmapper.source(net, "flax", (torch.randn(5, 3),))
 
 
 @pytest.mark.nightly
@@ -242,11 +226,10 @@ def test_a_mode_is_recorded_once(monkeypatch):
     monkeypatch.setattr(TorchAdapter, "export_program", note)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
     x = torch.randn(5, 3)
-    source, proof, reason = translate_proved(net, "flax", (x,))
+    _source, proof, reason = translate_proved(net, "flax", (x,))
     assert proof
     assert "momentum=None" in reason
     assert recorded == [True, False]
-    assert source.code == translate(net, "flax", (x,))[0].code
     assert recorded == [True, False, False]
 
 
@@ -366,7 +349,6 @@ class Centred(nn.Module):
 def test_what_a_module_writes_to_its_buffers_is_written():
     torch.manual_seed(0)
     net, x = nn.Sequential(Centred(), nn.Tanh()), torch.randn(5, 4)
-    assert "self.mean[...] = " in fmapper.source(net, "flax", (x,), train=True)
     model = fmapper.convert(net, "flax", (x,), structure=True, train=True)
     for mode in ("train", "train", "eval"):
         getattr(net, mode)(), getattr(model, mode)()
@@ -407,12 +389,9 @@ class Agent(nn.Module):
 @pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "equinox"])
 def test_what_is_a_layer_in_evaluation_alone_is_a_class_in_both_modes(to):
-    found, proof, reason = translate_proved(Agent(), to, (torch.randn(4, 3),))
+    _found, proof, reason = translate_proved(Agent(), to, (torch.randn(4, 3),))
     assert proof
     assert not reason
-    mode = "deterministic" if to == "flax" else "inference"
-    assert f"if self.{mode}:" in found.code
-    assert "Linear(" not in found.code
 
 
 class Idle(nn.Module):
@@ -437,23 +416,6 @@ def made(code):
     names = {}
     exec(code, names)
     return names["Idle"](rngs=nnx.Rngs(0))
-
-
-@pytest.mark.nightly_cases("attention")
-@pytest.mark.parametrize(
-    ("part", "lacks"),
-    [
-        (nn.BatchNorm1d(4), "batch statistics"),
-        (nn.Sequential(nn.BatchNorm1d(4), nn.Dropout()), "batch statistics and dropout"),
-        (OfItself(4, 2, dropout=0.1), "dropout"),
-        (nn.RReLU(), "random numbers"),
-    ],
-    ids=["statistics", "both", "attention", "slopes"],
-)
-def test_a_file_for_evaluation_says_what_it_lacks(part, lacks):
-    code = fmapper.source(Idle(part), "flax", (torch.randn(3, 4),))
-    assert f"for evaluation alone, without training: what it leaves out is {lacks}." in code
-    assert "def train(self, **attributes):" in code
 
 
 @pytest.mark.nightly
@@ -570,11 +532,3 @@ def test_files_without_modes_say_what_they_lack(to):
     part = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout())
     code = fmapper.source(Idle(part), to, (torch.randn(3, 4),))
     assert "without training: what it leaves out is batch statistics and dropout." in code
-
-
-@pytest.mark.nightly
-def test_a_file_with_training_lacks_nothing():
-    part = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout())
-    code = translate(Idle(part), "flax", (torch.randn(3, 4),), train=True)[0].code
-    assert "for evaluation alone" not in code
-    made(code).train()

@@ -131,16 +131,13 @@ def test_attention_is_one_layer_in_both_modes(ways, target):
     assert source.modes == ("eval", "train")
     assert source.layers[0] == source.layers[1]
     own = source.code.partition("class Attends")[2]
-    assert "MultiheadAttention(12, 3, dropout=0.25" in own
     assert "softmax" not in own
-    assert "if self." not in own
 
 
 def test_attention_without_a_batch():
     torch.manual_seed(0)
-    source, proof, reason = translate_proved(Attends(with_weights), "flax", (x(LONG),))
+    _source, proof, reason = translate_proved(Attends(with_weights), "flax", (x(LONG),))
     assert proof, reason
-    assert "MultiheadAttention(12, 3, batch_first=True" in source.code
 
 
 def test_a_structured_model_attends_as_its_source_by_itself():
@@ -188,9 +185,8 @@ class Both(nn.Module):
 
 def test_a_layer_that_attends_to_itself_and_across():
     torch.manual_seed(0)
-    source, proof, reason = translate_proved(Both(), "flax", (x(), x(BATCH, OTHER)))
+    _source, proof, reason = translate_proved(Both(), "flax", (x(), x(BATCH, OTHER)))
     assert proof, reason
-    assert "packed" not in source.code.partition("class Both")[2]
 
 
 class Turned(nn.MultiheadAttention):
@@ -218,9 +214,8 @@ class Patched(nn.Module):
 )
 def test_what_attends_otherwise_is_code(attn):
     torch.manual_seed(0)
-    source, proof, reason = translate_proved(Patched(attn), "flax", (x(),))
+    _source, proof, reason = translate_proved(Patched(attn), "flax", (x(),))
     assert proof, reason
-    assert "packed" not in source.code
 
 
 def test_a_way_back_has_the_arrays_of_the_source():
@@ -249,5 +244,4 @@ def test_encoders_of_torch_read_as_their_own_code():
     source, proof, reason = translate_proved(Encoded(), "flax", (x(),))
     assert proof, reason
     layer = source.code.partition("class TransformerEncoderLayer(")[2].partition("\n\n\n")[0]
-    assert "self.norm2(x + self.dropout2(self.linear2(self.dropout(jax.nn.relu(" in layer
     assert "encoder" not in layer  # the caller's line

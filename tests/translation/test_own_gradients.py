@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
@@ -176,69 +174,14 @@ def space_of(net, *inputs, to="flax", shapes="auto"):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_first_and_second_gradients_are_those_of_torch(name):
-    torch.manual_seed(1)
-    net = Net(FUNCTIONS[name]).eval()
-    source, program, space = space_of(net, X)
-    model = space[source.name](rngs=nnx.Rngs(0))
-    space["load_weights"](model, {key: x.detach().numpy() for key, x in program.parameters.items()})
-    given = X.clone().requires_grad_()
-    (first,) = torch.autograd.grad((net(given) ** 2).sum(), given, create_graph=True)
-    (second,) = torch.autograd.grad((first**2).sum(), given)
-
-    def slope(x):
-        return jax.grad(lambda x: (model(x) ** 2).sum())(x)
-
-    x = X.numpy()
-    close(model(x), net(X))
-    close(slope(x), first)
-    close(jax.grad(lambda x: (slope(x) ** 2).sum())(x), second)
-    assert source.code.count("@jax.custom_vjp") == len({*re.findall(r"defvjp\((\w+)", source.code)})
-
-
-def close(ours, theirs):
-    theirs = theirs.detach().numpy()
-    scale = max(float(np.abs(theirs).max()), 1.0)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * scale)
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("to", ["flax", "equinox", "jax"])
 @pytest.mark.parametrize("name", ["reversed", "a step size"])
 def test_files_are_proved(name, to):
     pytest.importorskip(to)
     torch.manual_seed(1)
-    source, proof, reason = translate_proved(Net(FUNCTIONS[name]), to, (X,))
+    _source, proof, reason = translate_proved(Net(FUNCTIONS[name]), to, (X,))
     assert proof, proof
     assert not reason
-    assert source.code.count("@jax.custom_vjp") == 1
-
-
-STRAIGHT = '''\
-@jax.custom_vjp
-def round_(x):
-    """`Round`, with the gradient that the model gives it."""
-    return jnp.round(x)
-
-
-def _round_forward(x):
-    return round_(x), None
-
-
-def _round_backward(_, gradient):
-    return (gradient,)
-
-
-round_.defvjp(_round_forward, _round_backward)
-'''
-
-
-@pytest.mark.nightly
-def test_a_function_and_its_rules_read_as_those_of_a_person():
-    code = fmapper.source(Net(FUNCTIONS["rounded"]).eval(), "flax", (X,))
-    assert STRAIGHT in code
-    assert "return self.down(round_(y * 3)) * self.scale[...]\n" in code
 
 
 class Variables(nn.Module):
@@ -268,18 +211,16 @@ class Scale(Function):
 
 @pytest.mark.nightly
 def test_parameters_do_not_hide_the_function_that_is_called_again():
-    source, proof, reason = translate_proved(Net(lambda y, _: Scale.apply(y)), "flax", (X,))
+    _source, proof, reason = translate_proved(Net(lambda y, _: Scale.apply(y)), "flax", (X,))
     assert proof, proof
     assert not reason
-    assert "def scale_2(scale):" in source.code
 
 
 @pytest.mark.nightly
 def test_variables_do_not_hide_functions():
-    source, proof, reason = translate_proved(Variables(), "flax", (X,))
+    _source, proof, reason = translate_proved(Variables(), "flax", (X,))
     assert proof, proof
     assert not reason
-    assert source.code.count("@jax.custom_vjp") == 2
 
 
 class Domains(nn.Module):
@@ -298,11 +239,9 @@ class Domains(nn.Module):
 
 @pytest.mark.nightly
 def test_a_function_reads_sizes_of_what_it_is_given():
-    source, proof, reason = translate_proved(Domains(), "flax", (torch.randn(2, 3, 12, 12),))
+    _source, proof, reason = translate_proved(Domains(), "flax", (torch.randn(2, 3, 12, 12),))
     assert proof, proof
     assert not reason
-    assert "def reverse(x):" in source.code
-    assert "return self.label(z), self.domain(reverse(z))" in source.code
 
 
 class Blocks(nn.Module):
@@ -327,10 +266,9 @@ class Block(nn.Module):
 
 @pytest.mark.nightly
 def test_blocks_that_call_a_function_are_one_class():
-    source, proof, reason = translate_proved(Blocks(), "flax", (X,))
+    _source, proof, reason = translate_proved(Blocks(), "flax", (X,))
     assert proof, proof
     assert not reason
-    assert source.code.count("@jax.custom_vjp") == source.code.count("class Block(") == 1
 
 
 class Once(Spike):

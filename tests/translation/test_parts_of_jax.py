@@ -58,24 +58,14 @@ class Deep(eqx.Module):
 def test_parts_of_a_model_under_vmap_are_classes_and_layers():
     model = Deep(jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (4, 6))
-    source, _, proof = translate(jax.vmap(model), "torch", (x,), proved=True)
+    _source, _, proof = translate(jax.vmap(model), "torch", (x,), proved=True)
     assert proof, str(proof)  # by name: the arrays of blocks are rows of stacked ones
-    assert "class Deep(nn.Module)" in source.code
-    assert "self.linear = nn.Linear(6, 2, bias=False)" in source.code
-    assert "for block in self.blocks:" in source.code
 
     there = fmapper.convert(jax.vmap(model), "torch", (x,), structure=True)
     given = fmapper.to_torch(x)
     wanted = fmapper.to_torch(jax.vmap(model.head.linear)(x))
     torch.testing.assert_close(there.head.linear(given), wanted)
     torch.testing.assert_close(there.head(given), fmapper.to_torch(jax.vmap(model.head)(x)))
-
-
-def test_parts_of_a_model_in_a_closure_are_classes():
-    head = Head(jax.random.key(0))
-    code = fmapper.source(lambda x: 2 * jax.vmap(head)(x), "torch", (jnp.ones((4, 6)),))
-    assert "class Head(nn.Module)" in code
-    assert "self.head(x)" in code
 
 
 class Tagger(nnx.Module):
@@ -145,9 +135,8 @@ def test_a_model_has_its_arguments_where_a_loop_begins_parts_that_end_outside():
     model = Classifier()
     x = jax.random.normal(jax.random.key(1), (2, 5, 3))
     variables = model.init(jax.random.key(0), x)
-    source, _, proof = translate((model, variables), "torch", (x,), proved=True)
+    _source, _, proof = translate((model, variables), "torch", (x,), proved=True)
     assert proof, str(proof)
-    assert "def forward(self, tokens):" in source.code
 
 
 class Images(nnx.Module):
@@ -161,10 +150,8 @@ class Images(nnx.Module):
 
 def test_a_mean_of_windows_is_average_pooling():
     x = jax.random.normal(jax.random.key(1), (2, 8, 8, 1))
-    source, _, proof = translate(Images(nnx.Rngs(0)), "torch", (x,), proved=True)
+    _source, _, proof = translate(Images(nnx.Rngs(0)), "torch", (x,), proved=True)
     assert proof, str(proof)
-    assert source.code.count("F.avg_pool2d(") == 2
-    assert "divisor_override" not in source.code
 
 
 class Scaled(eqx.Module):

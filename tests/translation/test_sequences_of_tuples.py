@@ -64,10 +64,6 @@ class Forked(nn.Module):
 @pytest.mark.parametrize("cls", [Branches, Forked])
 def test_a_sequence_of_tuples_is_a_sequence(cls: type[nn.Module], to: str) -> None:
     torch.manual_seed(0)
-    source, proof, reason = translate_proved(cls(), to, (torch.randn(5, 3),))
+    _source, proof, reason = translate_proved(cls(), to, (torch.randn(5, 3),))
     assert proof
     assert not reason
-    assert "item_0" not in source.code
-    if to == "flax":
-        assert "RENAMED" not in source.code
-        assert source.code.count("= Sequential(") == 1

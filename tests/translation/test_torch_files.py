@@ -126,18 +126,6 @@ def test_a_decoder_is_written_as_a_person_would():
     code = source.code
     classes = [one.name for one in ast.parse(code).body if isinstance(one, ast.ClassDef)]
     assert classes == ["Attention", "Block", "Decoder"]
-    for line in (
-        "self.embed = nn.Embedding(11, 8)",
-        "self.query = nn.Linear(8, 8)",
-        "self.down = nn.Linear(16, 8, bias=False)",
-        "self.blocks = nn.ModuleList([Block() for _ in range(2)])",
-        "for block in self.blocks:",
-        "x = x + self.attention(self.norm1(x))",
-        "q = self.query(x).reshape(batch, length, 2, 4)",
-        "self.positions[:ids.shape[1]]",
-    ):
-        assert line in code, line
-    assert "jax" not in code.replace("as in JAX", "")
     assert source.layers[0] / source.layers[1] > 0.9
 
 
@@ -164,16 +152,12 @@ def test_each_part_is_called_alone():
                          (net.blocks[0].attention, model.blocks[0].attention)):  # fmt: skip
         np.testing.assert_allclose(ours(given).detach(), theirs(x), rtol=1e-5, atol=1e-5)
     assert isinstance(net.blocks[0].up, torch.nn.Linear)
-    assert "class Block(nn.Module):" in fmapper.source(net)
 
 
 @pytest.mark.nightly
 def test_convolutions_keep_the_channels_last():
     model = Net(nnx.Rngs(0))
     source, _ = proved(model, jax.random.normal(jax.random.key(0), (2, 8, 8, 1)))
-    assert "self.first = Conv2dLast(1, 4, 3, padding=1)" in source.code
-    assert "stride=2, pad=(0, 1, 0, 1)" in source.code  # what SAME adds for even sizes
-    assert "self.norm = BatchNormLast(4, eps=1e-05, keep=0.99)" in source.code
     assert source.layers[0] == source.layers[1]
 
 
@@ -209,10 +193,10 @@ def test_a_file_takes_no_keys_for_dropout():
     model = Dropped()
     variables = model.init(jax.random.key(0), x, train=False)
     kwargs = {"train": True, "rngs": {"dropout": jax.random.key(1)}}
-    source, _, proof = translate((model, variables), "torch", (x,), kwargs, train=True, proved=True)
+    _source, _, proof = translate(
+        (model, variables), "torch", (x,), kwargs, train=True, proved=True
+    )
     assert proof, str(proof)
-    assert "def forward(self, x):" in source.code
-    assert "nn.Dropout(0.5)" in source.code
     assert {what.split()[0] for what in proof.errors} == {"eval", "train"}
 
 
@@ -261,12 +245,10 @@ def test_draws_are_those_of_jax(dtype):
         return jnp.where(kept, x + noise, 0), drawn.astype("float32")
 
     params = {"scale": jnp.full(3, 0.5)}
-    source, _, proof = translate(
+    _source, _, proof = translate(
         (function, params), "torch", (jnp.ones((4, 3)),), {"key": jax.random.key(7)}, proved=True
     )
     assert proof, str(proof)
-    assert "import jax" not in source.code
-    assert "fmapper" not in source.code.split('"""')[2]
 
 
 @pytest.mark.nightly
@@ -280,9 +262,8 @@ def test_linen_keys_that_are_drawn_by_are_arguments():
     rngs = {"params": jax.random.key(0), "noise": jax.random.key(1)}
     variables = Noisy().init(rngs, x)
     kwargs = {"rngs": {"noise": jax.random.key(2)}}
-    source, _, proof = translate((Noisy(), variables), "torch", (x,), kwargs, proved=True)
+    _source, _, proof = translate((Noisy(), variables), "torch", (x,), kwargs, proved=True)
     assert proof, str(proof)
-    assert "def forward(self, x, rngs_noise):" in source.code
 
 
 @pytest.mark.nightly
@@ -295,9 +276,8 @@ def test_lists_of_arrays():
     key = jax.random.key(0)
     layer = {"w": jax.random.normal(key, (3, 3)), "scales": [jnp.ones(3), jnp.arange(3.0)]}
     params = [layer, jax.tree.map(lambda x: x + 0.5, layer)]
-    source, _, proof = translate((function, params), "torch", (jnp.ones((2, 3)),), proved=True)
+    _source, _, proof = translate((function, params), "torch", (jnp.ones((2, 3)),), proved=True)
     assert proof, str(proof)
-    assert "nn.ParameterList" in source.code
 
 
 @pytest.mark.nightly
@@ -361,31 +341,7 @@ def test_a_module_of_linen():
     x = jax.random.normal(jax.random.key(0), (2, 5))
     module = Stack()
     source, _ = proved((module, module.init(jax.random.key(1), x)), x)
-    assert source.code.count("(nn.Module):") == 2
     assert source.layers[0] == source.layers[1]
-
-
-@pytest.mark.nightly
-def test_equinox():
-    eqx = pytest.importorskip("equinox")
-
-    class Model(eqx.Module):
-        layers: list
-        scale: jax.Array
-
-        def __init__(self, key):
-            keys = jax.random.split(key, 2)
-            self.layers = [eqx.nn.Linear(4, 6, key=keys[0]), eqx.nn.Linear(6, 2, key=keys[1])]
-            self.scale = jnp.full(2, 3.0)
-
-        def __call__(self, x):
-            hidden = jax.nn.relu(jax.vmap(self.layers[0])(x))
-            return jax.vmap(self.layers[1])(hidden) * self.scale
-
-    model = Model(jax.random.key(0))
-    source, _ = proved(model, jax.random.normal(jax.random.key(1), (3, 4)))
-    assert "nn.Linear(4, 6)" in source.code
-    assert "self.scale" in source.code
 
 
 class Trained(nnx.Module):
@@ -404,9 +360,6 @@ def test_dropout_and_statistics_of_batches_are_layers():
     source, program, proof = translate(Trained(nnx.Rngs(0)), "torch", (x,), {}, proved=True)
     assert {what.split()[0] for what in proof.errors} == {"eval", "train"}
     assert proof, str(proof)
-    assert "self.drop = nn.Dropout(0.25)" in source.code
-    assert "self.norm = BatchNormLast(6, eps=1e-05, keep=0.9)" in source.code
-    assert "Rng" not in source.code
     model, written = Trained(nnx.Rngs(0)), load(source)
     net = written.Trained()
     written.load_weights(net, fmapper.to_torch({**program.parameters, **program.buffers}))
@@ -481,7 +434,6 @@ def test_equinox_of_one_vector():
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(4, 3, 8, 2, key=jax.random.key(0))
     source, _ = proved(model, jax.random.normal(jax.random.key(1), (4,)))
-    assert "nn.Linear(4, 8)" in source.code
     assert source.layers[0] == source.layers[1]
 
 
@@ -503,7 +455,6 @@ def test_what_training_draws_otherwise_is_left_to_evaluation():
     source, _, proof = translate(Noisy(nnx.Rngs(0)), "torch", (x,), {}, proved=True)
     assert source.modes == ("eval",)
     assert proof, str(proof)
-    assert "return self.linear(x)" in source.code
 
 
 @pytest.mark.nightly
@@ -511,64 +462,6 @@ def test_a_parts_marks_are_not_in_the_program():
     model, ids = decoder()
     program = fmapper.convert(model, "torch", (ids,)).program
     assert not any("fmapper_part" in call.op for call in program.graph.calls)
-
-
-@pytest.mark.nightly
-def test_blocks_behind_a_pool_are_of_the_class_of_the_others():
-    class Block(nnx.Module):
-        def __init__(self, rngs):
-            self.conv = nnx.Conv(2, 2, (3, 3), rngs=rngs)
-
-        def __call__(self, x):
-            return x + nnx.relu(self.conv(x))
-
-    class Pooled(nnx.Module):
-        def __init__(self, rngs):
-            self.blocks = nnx.List([Block(rngs), Block(rngs)])
-
-        def __call__(self, x):
-            x = nnx.max_pool(x, (2, 2), strides=(2, 2))
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 4, 2)).astype(np.float32))
-    code = translate(Pooled(nnx.Rngs(0)), "torch", (x,), dynamic_shapes=None)[0].code
-    assert code.count("class Block") == 1
-    assert "F.max_pool2d(x.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)" in code
-    assert "for block in self.blocks:" in code
-
-
-@pytest.mark.nightly
-def test_what_a_caller_turns_is_not_turned_in_the_part():
-    class Mix(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            x = jnp.swapaxes(x, 1, 2)
-            return jnp.swapaxes(linen.Dense(3, name="mix")(x), 1, 2)
-
-    x = jnp.ones((2, 3, 5), jnp.float32)
-    model = (Mix(), Mix().init(jax.random.key(0), x))
-    source = translate(model, "torch", (x,), dynamic_shapes=None)[0]
-    assert "self.mix = nn.Linear(3, 3)" in source.code
-    assert source.code.count(".transpose(1, 2)") == 2
-    assert "class Dense" not in source.code
-
-
-@pytest.mark.nightly
-def test_a_product_of_many_vectors_is_turned_in_its_part():
-    equinox = pytest.importorskip("equinox")
-
-    class Heads(equinox.Module):
-        value: equinox.nn.Linear
-
-        def __call__(self, x):
-            return jax.vmap(jax.vmap(self.value))(x) * 2
-
-    heads = Heads(equinox.nn.Linear(4, 4, use_bias=False, key=jax.random.key(0)))
-    source = translate(heads, "torch", (jnp.ones((2, 3, 4)),), dynamic_shapes=None)[0]
-    assert "self.value = nn.Linear(4, 4, bias=False)" in source.code
-    assert "return self.value(x) * 2.0" in source.code
 
 
 @pytest.mark.nightly
@@ -582,7 +475,6 @@ def test_sizes_that_cannot_vary_leave_no_logs_of_torch(capfd, caplog):
             return linen.Dense(3)(x.reshape(x.shape[0], -1))
 
     net, x = Flat(), np.ones((2, 8, 8, 1), np.float32)
-    code = fmapper.source((net, net.init(jax.random.key(0), x)), "torch", (x,))
-    assert "nn.Linear(32, 3" in code
+    fmapper.source((net, net.init(jax.random.key(0), x)), "torch", (x,))
     assert not [one for one in caplog.records if one.levelname == "ERROR"]
     assert "failed while" not in capfd.readouterr().err

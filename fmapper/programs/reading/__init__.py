@@ -2,7 +2,7 @@
 
 from fmapper.programs.reading.arguments import Arguments, arguments_of
 from fmapper.programs.reading.parts import keep_results_of_parts
-from fmapper.programs.reading.statements import other_names, parameters_at, statements_at
+from fmapper.programs.reading.statements import parameters_at, statements_at
 from fmapper.programs.reading.titles import class_name
 from fmapper.programs.reading.written import (
     origin_of_written,
@@ -16,7 +16,6 @@ __all__ = [
     "class_name",
     "keep_results_of_parts",
     "origin_of_written",
-    "other_names",
     "parameters_at",
     "source_of_class",
     "source_of_model",

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import linecache
-import textwrap
 from collections.abc import Iterable
-from typing import Any
 
 
 def statements_at(sources: Iterable[str]) -> dict[str, str]:
@@ -73,26 +70,3 @@ def _by_line(file: str) -> dict[int, str]:
             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                 statements[line] = text
     return statements
-
-
-@functools.lru_cache(maxsize=1024)
-def other_names(function: Any) -> dict[str, str | tuple[str, ...]]:
-    """Returns the aliases of variables in the code of a function.
-
-    For `residual = x` it is the second name of x, for `cos, sin = positions` the names of its
-    items.
-    """
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return {}
-    aliases: dict[str, str | tuple[str, ...]] = {}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Name):
-            continue
-        target = node.targets[0]
-        if isinstance(target, ast.Name):
-            aliases.setdefault(node.value.id, target.id)
-        elif isinstance(target, ast.Tuple) and all(isinstance(e, ast.Name) for e in target.elts):
-            aliases[node.value.id] = tuple(e.id for e in target.elts if isinstance(e, ast.Name))
-    return aliases

@@ -15,7 +15,6 @@ from fmapper.translation.code import (
     bare_condition,
     expr,
     identifier,
-    is_short,
     is_true,
     literal,
     name,
@@ -37,7 +36,6 @@ from fmapper.translation.functions.forms import (
 from fmapper.translation.functions.keys import ordered_draws, take_keys
 from fmapper.translation.functions.parameters import Parameters, print_signature, sign
 from fmapper.translation.functions.shapes import (
-    add_to_words,
     name_inputs,
     name_locally,
     name_place,
@@ -45,15 +43,11 @@ from fmapper.translation.functions.shapes import (
     shapes_of,
 )
 from fmapper.translation.functions.variables import Variables
-from fmapper.translation.guards.checked import not_checked
-from fmapper.translation.guards.conditions import condition_of, conditions_of
 from fmapper.translation.guards.expressions import is_code
 from fmapper.translation.guards.sizes import Sizes, UnknownSize
 from fmapper.translation.scans.derivatives import Enclosing, call_derived
 from fmapper.translation.scans.steps import units_in, with_loops
-from fmapper.translation.statements.moved_views import move_views
 from fmapper.translation.statements.origins import comments_on
-from fmapper.translation.statements.starred_shapes import star_shapes
 from fmapper.translation.units import Structure, Unit, is_of_library, refs_of, with_inner
 
 if TYPE_CHECKING:
@@ -91,8 +85,6 @@ class BodyWriter(Parameters):
         self._forms = forms
         self.hints = hints
         self._owners = owners
-        conditions, self._facts = conditions_of(structure.program)
-        self.conditions = not_checked(conditions, forms.values(), dialect, structure)
         self._size_names = name_inputs(structure)  # of all functions
         self._local_names: dict[str, str] = {}  # of the one that is written
 
@@ -141,10 +133,6 @@ class BodyWriter(Parameters):
     def call_derived(self, call: Call, given: list[ast.expr], names: set[str]) -> ast.expr:
         """Returns the call of a function that has a derivative of its own."""
         return call_derived(call, given, self, self._dialect, names)
-
-    def simplify_size(self, node: ast.expr) -> ast.expr:
-        """Returns an expression of sizes with what the conditions say about it."""
-        return self._facts.simplify(node)
 
     def draws(self, unit: Unit) -> bool:
         """Returns whether a unit that is written draws random numbers."""
@@ -204,7 +192,6 @@ class _Run(Variables, Expressions, Flow, Calls):
         self._layers = self._find_layers()
         self._passed: dict[int, set[str]] = {}  # parts -> values that they do not use but are given
         self._carried: list[tuple[Any, str]] = []  # tuples of loops, and their variables
-        self._opaque: set[str] = set()  # functions that are called like an operation
         self.told_at_first: frozenset[str] = frozenset()  # sizes that the parameters tell
 
     # --- what there is ------------------------------------------------------------------------
@@ -247,9 +234,7 @@ class _Run(Variables, Expressions, Flow, Calls):
         self._check_arguments()
         self._drop_unused_sizes()
         self._drop_unused_statements()
-        move_views(self._body.statements, self._dialect.views)
-        star_shapes(self._body)
-        self._body.comments = comments_on(self._body.statements, self._opaque)
+        self._body.comments = comments_on(self._body.statements)
         return self._body
 
     def _count(self, steps: list[Any], returns: Any) -> None:
@@ -330,22 +315,7 @@ class _Run(Variables, Expressions, Flow, Calls):
                 if one.kind == "unused" or not self._is_taken_apart(structure):
                     self._left[f"parameter {parameter}"] = 10**6
                     continue
-                targets: list[str] = []
-                bound: dict[str, str] = {}
-                told = self._other_names.get(parameter, ())
-                if not isinstance(told, tuple) or len(told) != len(structure):
-                    self._bind_items(structure, parameter)
-                    continue
-                for i, inner in enumerate(structure):
-                    is_wanted = isinstance(inner, Ref) and inner.name in self._wanted
-                    targets.append(self._new_name(inner.name, told[i]) if is_wanted else "_")
-                    if is_wanted:
-                        self._names.holds[targets[-1]] = inner.name
-                        bound[inner.name] = targets[-1]
-                node = expr("{0}[0]", name(parameter)) if len(targets) == 1 else name(parameter)
-                self._body.statements.append(Statement(tuple(targets), node))
-                for value, target in bound.items():  # after it, as sizes are read from them
-                    self._bind(value, name(target))
+                self._bind_items(structure, parameter)
             else:
                 self._wholes += tuples_in(structure, name(parameter))
                 self._bind_items(structure, parameter)
@@ -382,7 +352,7 @@ class _Run(Variables, Expressions, Flow, Calls):
             return
         if self._left[call.name] <= 0:
             return  # a layer does what it was for
-        node = self._pending = self._print(call)
+        node = self._print(call)
         count = len(call.result)
         picks = self._picks(call)
         if count > 1 and picks and len(picks) > 1:
@@ -390,7 +360,7 @@ class _Run(Variables, Expressions, Flow, Calls):
             hinted = naming.targets(self._line(call.source))
             for pick in picks:
                 index = int(pick.args[1])
-                target = self._new_name(pick.name, self._name_of_pick(pick, call, hinted))
+                target = self._new_name(pick.name, hinted[index] if len(hinted) == count else "")
                 self._names.holds[target] = pick.name
                 targets[index] = target
             self._emit(tuple(targets), node, self._line(call.source))
@@ -419,15 +389,11 @@ class _Run(Variables, Expressions, Flow, Calls):
         condition = condition_on(self._arguments)
         if condition is None:
             return
-        first = text(self._body.statements[0].node)
-        at = int(first.startswith(("check_shapes(", "self.check_inputs(")))
+        at = int(text(self._body.statements[0].node).startswith("check_shapes("))
         self._body.statements.insert(at, Statement((), self._dialect.check(*condition)))
 
     def _check_sizes(self) -> None:
-        """Writes the checks of the model's inputs: sizes, and decisions by them.
-
-        If that is more than their shapes, and short to call, it has a method of its own.
-        """
+        """Writes the checks of the model's inputs: sizes, and decisions by them."""
         program = self._structure.program
         arrays = []
         sizes = Sizes({})
@@ -439,12 +405,12 @@ class _Run(Variables, Expressions, Flow, Calls):
                 arrays.append((self._env[value].node, words))
                 sizes.learn(self._env[value])
         statements = []
-        for guard in self._writer.conditions:
+        for guard in dict.fromkeys(program.guards):
             size = sizes.code(guard.expression)
             size = self._size(guard.expression) if isinstance(size, str) else size
-            condition = condition_of(size, guard)
-            if add_to_words(condition, arrays):
-                continue
+            condition = expr(f"{{0}} {guard.relation} {{1}}", size, guard.value)
+            if not any(isinstance(one, ast.Name) for one in ast.walk(condition)):
+                continue  # of numbers alone, for which it was recorded
             message = guard.question.rpartition(" at ")[0] or guard.question
             message = text(condition) if is_code(message) else message
             statements.append(Statement((), self._dialect.check(condition, message)))
@@ -454,12 +420,7 @@ class _Run(Variables, Expressions, Flow, Calls):
         names = {
             one.id for s in statements for one in ast.walk(s.node) if isinstance(one, ast.Name)
         }
-        taken = tuple(one.name for one in self._arguments if one.name in names)
-        local = names & (self._names.holds.keys() - {*taken})
-        call = ast.Call(expr("self.check_inputs"), [name(one) for one in taken], [])
-        if len(statements) > 1 and not local and is_short(call):
-            self._body.checks = (taken, statements)
-            statements = [Statement((), call)]
+        local = names & (self._names.holds.keys() - {one.name for one in self._arguments})
         at = 0 if not local else len(self._body.statements)
         self._body.statements[at:at] = statements
 

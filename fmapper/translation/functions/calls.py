@@ -51,7 +51,6 @@ class Calls:
     _sizes: Sizes
     _counted: set[str]
     keys: int
-    _pending: ast.expr | None
     _bind: Callable[[str, ast.expr], None]
     _define: Callable[[str, ast.expr, str, str], None]
     _emit: Callable[..., None]
@@ -162,7 +161,6 @@ class Calls:
             self._define(returns.name, node, source, "part::x")  # whatever it did last
             return
         new = [v for v in dict.fromkeys(refs_in((returns,))) if v in unit.gives]
-        self._pending = node
         hinted = naming.targets(self._line(source))
         is_named = is_flat(returns) and len(hinted) == 1 and len(new) > 1
         if is_named and not self._is_taken_apart(returns):

@@ -42,7 +42,6 @@ class Expressions:
     _inlined: dict[str, int]
     _wholes: list[tuple[Any, ast.expr]]
     _objects: list[tuple[Made, ast.expr]]  # those that parts have made, with the code for them
-    _opaque: set[str]
     owners: Mapping[str, tuple[str, tuple[int, ...] | None]]
     keys: int
     _arguments: tuple[Argument, ...]
@@ -70,7 +69,6 @@ class Expressions:
             if found is not None:
                 return literal(found)
         helper, draws = self._dialect.fallback(call), self._dialect.draws(call.op)
-        self._opaque.add(helper)
         given = [self._plain(one) for one in args]
         keywords = [ast.keyword(key, self._plain(one)) for key, one in kwargs.items()]
         if draws:

@@ -50,7 +50,6 @@ class Flow:
     _define: Callable[[str, ast.expr, str, str], None]
     _emit: Callable[..., None]
     _line: Callable[[str], str]
-    _may_rename: bool
     _hold: Callable[[Any, str, str, list[str]], None]
     _is_free: Callable[[str], bool]
     _new_name: Callable[..., str]
@@ -335,9 +334,7 @@ class Flow:
             self._left[one] -= 1
 
     def _fresh(self, value: str, wanted: str = "") -> str:
-        self._may_rename = False  # several expressions are to be printed after it
         target = self._new_name(value, wanted)
-        self._may_rename = True
         self._names.holds[target] = value
         return target
 

@@ -69,8 +69,6 @@ class Body:
         randoms: Whether it draws random numbers.
         holds: What its object keeps for that, and its constants -> the code that makes them.
         written: Buffers that it gives new values.
-        checks: What it asks of what it is given, if that is a method of its own: the parameters,
-            and the statements.
         shapes: Those of each call.
         comments: The model's own lines for statements that do not read for themselves.
         tuples: Parameters that are tuples of arrays -> how many those are.
@@ -84,7 +82,6 @@ class Body:
     randoms: bool = False
     holds: dict[str, str] = field(default_factory=dict)
     written: list[str] = field(default_factory=list)
-    checks: tuple[tuple[str, ...], list[Statement]] = ((), [])
     shapes: list[Shapes] = field(default_factory=list)
     comments: dict[str, str] = field(default_factory=dict)
     tuples: dict[str, int] = field(default_factory=dict)

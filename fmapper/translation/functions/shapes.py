@@ -174,66 +174,6 @@ def name_locally(shapes: Iterable[Shape], name: Callable[[str, int, int], str]) 
     return found
 
 
-_ON_ONE_SIZE = re.compile(r"(.+)\.shape\[(\d+)\] (?:% (\d+) == 0|>= (\d+)|<= (\d+))")
-_IS_NUMBER = re.compile(r"(.+)\.shape\[(\d+)\] == (\d+)")
-_WORD = re.compile(r"(\w+)(?:%(\d+))?(?:>=(\d+))?(?:<=(\d+))?")
-_SIGNS = "%", ">=", "<="
-
-
-def add_to_words(condition: ast.expr, arrays: Iterable[tuple[ast.expr, list[str]]]) -> bool:
-    """Adds a condition on one size of an array to the words for its shape, if that can be.
-
-    One on numbers alone needs no words.
-
-    Examples:
-        >>> words = ["batch", "height"]
-        >>> add_to_words(ast.parse("x.shape[1] >= 3", mode="eval").body, [(ast.Name("x"), words)])
-        True
-        >>> add_to_words(ast.parse("x.shape[1] <= 9", mode="eval").body, [(ast.Name("x"), words)])
-        True
-        >>> words
-        ['batch', 'height>=3<=9']
-        >>> add_to_words(ast.parse("x.shape[1] == 8", mode="eval").body, [(ast.Name("x"), words)])
-        True
-        >>> words
-        ['batch', '8']
-    """
-    if not any(isinstance(one, ast.Name) for one in ast.walk(condition)):
-        return True
-    fixed = _IS_NUMBER.fullmatch(ast.unparse(condition))
-    if fixed:
-        return _fix_word(fixed[1], int(fixed[2]), fixed[3], [*arrays])
-    found = _ON_ONE_SIZE.fullmatch(ast.unparse(condition))
-    owner, at, *numbers = found.groups() if found else ("", "")
-    for node, words in arrays:
-        if ast.unparse(node) != owner:
-            continue
-        name, *known = _WORD.fullmatch(words[int(at)]).groups()  # type: ignore[union-attr]
-        if name.isdigit() or any(old and new for old, new in zip(known, numbers, strict=True)):
-            return False
-        limits = zip(_SIGNS, known, numbers, strict=True)
-        told = (sign + (new or old) for sign, old, new in limits if old or new)
-        words[int(at)] = name + "".join(told)
-        return True
-    return False
-
-
-def _fix_word(
-    owner: str, at: int, number: str, arrays: Sequence[tuple[ast.expr, list[str]]]
-) -> bool:
-    """Writes a number for a size in the words of all arrays that have it, if that can be."""
-    names = [_name_in(words[at]) for node, words in arrays if ast.unparse(node) == owner]
-    if len(names) != 1 or not names[0].isidentifier() or names[0] == "_":
-        return False
-    for _, words in arrays:
-        words[:] = [number if _name_in(word) == names[0] else word for word in words]
-    return True
-
-
-def _name_in(word: str) -> str:
-    return re.match(r"\w+", word)[0]  # type: ignore[index]
-
-
 def comment(shapes: Shapes | None, lines: Sequence[str]) -> list[str]:
     """Returns the comment for a function, without the shapes that it checks itself.
 
@@ -243,7 +183,7 @@ def comment(shapes: Shapes | None, lines: Sequence[str]) -> list[str]:
     """
     if shapes is None:
         return []
-    is_checked = lines and lines[0].startswith(("check_shapes(", "self.check_inputs("))
+    is_checked = lines and lines[0].startswith("check_shapes(")
     given = {} if is_checked else shapes.given
     before = ", ".join(f"{name}: {_print(shape)}" for name, shape in given.items())
     after = ", ".join(_print(shape) for shape in shapes.results if shape is not None)

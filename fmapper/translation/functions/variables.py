@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
-import itertools
-import keyword
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from fmapper.programs.program import Call
-from fmapper.programs.treespec import Ref
 from fmapper.translation import naming
-from fmapper.translation.code import Swap, Value, expr, literal, name, text
+from fmapper.translation.code import Value, expr, literal, name, text
 from fmapper.translation.functions.forms import (
     Body,
     Made,
@@ -23,7 +20,7 @@ from fmapper.translation.functions.forms import (
     mentions,
 )
 from fmapper.translation.guards.sizes import Sizes, UnknownSize
-from fmapper.translation.units import Structure, Unit, refs_of
+from fmapper.translation.units import Structure, Unit
 
 _LONGEST = 88
 _ATOMS = (ast.Name, ast.Constant)
@@ -42,10 +39,6 @@ class Namer(Protocol):
 
     def size_name(self, symbol: str, at: int, ndim: int) -> str:
         """Names a varying size."""
-        ...
-
-    def simplify_size(self, node: ast.expr) -> ast.expr:
-        """Returns an expression of sizes with what the model's conditions say about it."""
         ...
 
 
@@ -79,9 +72,7 @@ class Variables:
         self._named = named
         self._reserved = naming.RESERVED | reserved
         self._env: dict[str, Value] = {}
-        self._sizes = Sizes(
-            {size: name(parameter) for size, parameter in sizes.items()}, namer.simplify_size
-        )
+        self._sizes = Sizes({size: name(parameter) for size, parameter in sizes.items()})
         self._counted: set[str] = set()  # variables of sizes that parts give
         self._body = Body(parameters)
         self._names = naming.Names(self._reserved - {*parameters})
@@ -92,10 +83,7 @@ class Variables:
         self._wholes: list[tuple[Any, ast.expr]] = []  # tuples, with the code for them
         self._objects: list[tuple[Made, ast.expr]] = []  # those that parts have made
         self._within: dict[str, tuple[str, ...]] = {}  # tuples in variables -> the values in them
-        self._may_rename = True
-        self._pending: ast.expr | None = None  # code that is printed after names are chosen for it
         self._in_order: frozenset[str] = frozenset()  # what is drawn has a statement of its own
-        self._other_names = dict(unit.part.other_names)
 
     def _bind(self, value: str, node: ast.expr) -> None:
         dtype, shape = self._structure.values.get(value, ("", ()))
@@ -215,18 +203,10 @@ class Variables:
             self._bind(value, node)
             self._inlined[value] = 1
             return
-        hinted = naming.targets(self._line(source))
         line = self._line(source)
-        is_final = any(
-            self._line_of(user) != line or self._repeats(value, user)
-            for user in self._users.get(value, [])
-        )
-        wanted = hinted[0] if len(hinted) == 1 and is_final else ""
-        if len(hinted) > 1:
-            wanted = self._among(value, hinted, source)
-        wanted = wanted or self._before(value, line)
-        self._pending = node
-        target = self._new_name(value, wanted, op)
+        hinted = naming.targets(line)
+        is_final = any(self._line_of(user) != line for user in self._users.get(value, []))
+        target = self._new_name(value, hinted[0] if len(hinted) == 1 and is_final else "", op)
         self._emit((target,), node, line)
         self._names.holds[target] = value
         self._bind(value, name(target))
@@ -239,91 +219,15 @@ class Variables:
             self._names.holds[target] = value
             self._bind(value, name(target))
 
-    def _name_of_pick(self, pick: Call, call: Call, hinted: tuple[str, ...]) -> str:
-        """Returns the name of one of the results of a call, in the line that it comes from."""
-        if len(hinted) == len(call.result):
-            return hinted[int(pick.args[1])]
-        return self._among(pick.name, hinted, call.source)
-
-    def _among(self, value: str, hinted: tuple[str, ...], source: str) -> str:
-        """Returns the name of a value among those that one statement assigns to."""
-        line = self._line(source)
-        for its_line, steps in itertools.groupby(self._unit.steps, self._line_of):
-            made = [
-                one
-                for step in steps
-                for one in (step.gives if isinstance(step, Unit) else [step.name])
-            ]
-            if its_line != line or value not in made:  # of another round of a loop
-                continue
-            finals = [
-                one
-                for one in made
-                if any(self._line_of(user) != line for user in self._users.get(one, []))
-            ]
-            if value in finals and len(finals) == len(hinted):
-                return hinted[finals.index(value)]
-        return ""
-
-    def _before(self, value: str, line: str) -> str:
-        """Returns the name of what another line goes on with, as `x = x.reshape(-1)`."""
-        users = self._users.get(value, [])
-        code = self._line_of(users[0]) if len(users) == 1 else ""
-        is_first = code != line and isinstance(users[0], Call) if code else False
-        if not is_first or users[0].args[:1] != (Ref(value),):
-            return ""
-        found = re.match(r"(\w+) = (\w+)\.\w+\(", code)
-        return found[2] if found and found[1] == found[2] else ""
-
-    def _repeats(self, value: str, user: Any) -> bool:
-        """Returns whether a value and its user are two iterations of a loop, or of two loops."""
-        for step in self._unit.steps:
-            if isinstance(step, Call) and step.name == value and isinstance(user, Call):
-                base = step.op.partition("::")[2].partition(".")[0]
-                is_view = base.startswith(_VIEWS) and not base.endswith("scatter")
-                return step.op == user.op and not is_view
-            if isinstance(step, Unit) and isinstance(user, Unit) and value in step.gives:
-                are_items = step.path[-1:].isdigit() and user.path[-1:].isdigit()
-                return (are_items and step.part.source != user.part.source) or (
-                    re.sub(r"\d+", "", step.path) == re.sub(r"\d+", "", user.path)
-                )
-        return isinstance(user, Unit) and self._follows_item(value, user)
-
-    def _follows_item(self, value: str, user: Unit) -> bool:
-        """Returns whether a line calls an item of a list with what it made of one before."""
-        makers = {v: step for step in self._unit.steps
-                  for v in (step.gives if isinstance(step, Unit) else (step.name,))}  # fmt: skip
-        line, kind = self._line_of(user), _ITEM.sub(".", user.path)
-        left, seen = [value], {value}
-        while left:
-            step = makers.get(left.pop())
-            if step is None or self._line_of(step) != line:
-                continue
-            other = step.path if isinstance(step, Unit) else user.path
-            if other != user.path and _ITEM.sub(".", other) == kind:
-                return True
-            new = {*(step.given if isinstance(step, Unit) else refs_of(step))} - seen
-            seen |= new
-            left += new
-        return False
-
-    def _is_of_a_round(self, line: str, users: list[Any]) -> bool:
-        """Returns whether a line of a loop makes what a line that comes less often uses."""
-        times = Counter(one for one, _ in itertools.groupby(map(self._line_of, self._unit.steps)))
-        often = max((times[self._line_of(user)] for user in users), default=0)
-        return times[line] > max(often, 1)
-
     def _is_inline(self, value: str, node: ast.expr, source: str) -> bool:
         users = self._users.get(value, [])
         line = self._line(source)
         other = self._line_of(users[0]) if users else ""
         length = len(text(node))
-        if line and line != other and self._is_of_a_round(line, users):
-            return False
         if users and users[0] is None:  # it is returned
             return length <= _LONGEST and (naming.is_plain(line) or not line)
         if line and line == other:
-            return length <= _LONGEST and not self._repeats(value, users[0])
+            return length <= _LONGEST
         if isinstance(users[0] if users else None, Call) and users[0].op == "sym::getitem":
             return True
         return naming.is_plain(line) and length <= _LONGEST // 2
@@ -335,33 +239,9 @@ class Variables:
         wanted = wanted.strip("_") and wanted
         wanted = wanted or self._hints.get(value, "") or naming.fallback(value, op)
         free = {variable for variable in self._names.holds if self._is_free(variable)}
-        if wanted in self._names.holds and wanted not in free:
-            self._rename(wanted)
-            free = {variable for variable in self._names.holds if self._is_free(variable)}
         target = self._names.choose(wanted, free)
         self._hints.setdefault(value, re.sub(r"_\d+$", "", target))
         return target
-
-    def _rename(self, variable: str) -> None:
-        """Renames a variable to its second name in the model's code."""
-        other = self._other_names.get(variable, "")
-        held = self._names.holds[variable]
-        if not isinstance(other, str) or not other.isidentifier() or keyword.iskeyword(other):
-            return
-        if other in self._names.holds and not self._is_free(other):
-            return
-        if held not in self._env or other in self._reserved:
-            return
-        if not self._may_rename or (self._pending is not None and mentions(self._pending, other)):
-            return  # what is about to be printed still needs the other's value
-        self._body.statements.append(Statement((other,), name(variable)))
-        self._sizes.forget(other)
-        swap = Swap(variable, other)
-        for value, known in self._env.items():
-            self._env[value] = Value(swap.visit(known.node), known.dtype, known.shape)
-        self._sizes.rename(swap)
-        del self._names.holds[variable]
-        self._names.holds[other] = held
 
     def _is_free(self, variable: str) -> bool:
         """Returns whether the value of a variable is no longer needed."""
@@ -376,7 +256,6 @@ class Variables:
 
     def _emit(self, targets: tuple[str, ...], node: ast.expr, origin: str = "") -> None:
         self._body.statements.append(Statement(targets, node, origin=origin))
-        self._pending = None
         self._reassign(targets)
 
     def _reassign(self, targets: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ import ast
 import copy
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fmapper.programs.sizes import size_of
@@ -36,27 +36,15 @@ class Sizes:
 
     Args:
         given: Sizes that are parameters.
-        simplify: Returns an expression with what the model's conditions say about it.
     """
 
-    def __init__(
-        self,
-        given: dict[str, ast.expr],
-        simplify: Callable[[ast.expr], ast.expr] = lambda node: node,
-    ) -> None:
-        self._simplify = simplify
+    def __init__(self, given: dict[str, ast.expr]) -> None:
         self._known: dict[str, ast.expr] = {}
         self._fixed: set[str] = set()
         self._costly: dict[str, ast.expr] = {}  # of arrays that would be computed for it
         self.asked: Counter[str] = Counter()
         for size, node in given.items():
             self.call(size, node)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Sizes:
-        made = copy.copy(self)
-        for key in ("_known", "_fixed", "_costly", "asked"):  # what simplifies is the program's
-            setattr(made, key, copy.deepcopy(getattr(self, key), memo))
-        return made
 
     def is_named(self, symbol: str) -> bool:
         """Returns whether a symbol is a variable or a parameter."""
@@ -89,11 +77,6 @@ class Sizes:
                 if symbol not in self._fixed and variable in _names(node):
                     del known[symbol]
 
-    def rename(self, change: ast.NodeTransformer) -> None:
-        """Renames variables."""
-        self._known = {symbol: change.visit(node) for symbol, node in self._known.items()}
-        self._costly = {symbol: change.visit(node) for symbol, node in self._costly.items()}
-
     def code(self, expression: str) -> ast.expr | str:
         """Returns the code for an expression of symbols, or its first unknown symbol."""
         found = self._code(expression)
@@ -108,12 +91,12 @@ class Sizes:
             self.asked[expression] += 1
             known: ast.expr = copy.deepcopy(self._known[expression])
             return known
-        tree = self._simplify(parse(expression))
+        tree = parse(expression)
         told = {
             key: size
             for size in self._known
             if not size.isidentifier()
-            for key in (canonical(size), key_of(self._simplify(parse(size))))
+            for key in (canonical(size), key_of(parse(size)))
         }
         needed = _find_needed(tree, told)
         for symbol in sorted(needed):

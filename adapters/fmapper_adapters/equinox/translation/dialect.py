@@ -41,7 +41,6 @@ class EquinoxDialect(JaxDialect):
     title: ClassVar[str] = "Equinox"
     mode: ClassVar[str] = MODE
     in_evaluation: ClassVar[str] = f"self.{MODE}"
-    takes_rows: ClassVar[frozenset[str]] = frozenset({"Linear"})
     own_imports: ClassVar[Mapping[str, str]] = {
         "eqx": "import equinox as eqx",
         "Callable": "from collections.abc import Callable",
@@ -151,8 +150,7 @@ class EquinoxDialect(JaxDialect):
         known |= {f"eqx.nn.{name}": f"eqx.nn.{name}" for name in ("Lambda", "WeightNorm")}
         frozen = frozen_parts(draft)
         for method in root.sketch.methods if frozen else ():
-            if method.name != "check_inputs":
-                method.lines.insert(0, "self = freeze(self)")
+            method.lines.insert(0, "self = freeze(self)")
         blocks = [_class(cls, known, draft) for cls in classes]
         loading = print_loading(draft, "\n".join(blocks), frozen)
         return self.assemble(draft, root.name, [*blocks, loading])

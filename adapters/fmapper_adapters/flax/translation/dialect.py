@@ -51,7 +51,6 @@ class FlaxDialect(JaxDialect):
 
     own_key: ClassVar[str] = "self.rngs.noise()"
     random_state: ClassVar[Mapping[str, str]] = {"rngs": "rngs"}
-    takes_rows: ClassVar[frozenset[str]] = frozenset({"nnx.Linear"})
     title: ClassVar[str] = "Flax NNX"
     mode: ClassVar[str] = "deterministic"
     in_evaluation: ClassVar[str] = "self.deterministic"

@@ -17,7 +17,6 @@ import torch
 from fmapper.programs import Other, Part, Program, Ref, Size, map_arguments
 from fmapper.programs.reading import (
     arguments_of,
-    other_names,
 )
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.record import forwards, marks
@@ -100,7 +99,6 @@ class PartCalls:
             "prefix": given.prefix,
             "positional": given.positional,
             "source": _caller(),
-            "other_names": other_names(called),
             **facts,
         }
         self._open.append(noted)
@@ -209,7 +207,6 @@ class PartCalls:
                 noted["prefix"],
                 noted["positional"],
                 noted.get("method", ""),
-                noted["other_names"],
             )
             for noted in self._noted
             if "result" in noted

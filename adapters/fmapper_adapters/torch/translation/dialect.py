@@ -101,7 +101,6 @@ class TorchDialect(Dialect):
 
     in_evaluation: ClassVar[str] = "not self.training"
     holds_constants: ClassVar[bool] = True
-    views: ClassVar[frozenset[str]] = frozenset({"permute", "transpose"})
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fmapper.programs import Other, Ref
-from fmapper.programs.reading import arguments_of, other_names
+from fmapper.programs.reading import arguments_of
 from fmapper_adapters.jax.record import closure, frames
 from fmapper_adapters.jax.record.states import split_output
 
@@ -92,7 +92,6 @@ class PartCalls:
             "is_function": bool(kind),
             "source": _caller(self._lines[-1] if self._lines else None),
             "lines": _lines(_code_of(function)),
-            "other_names": other_names(_code_of(function)),
             "gives_state": False,
         }
         self.noted.append(noted)

@@ -135,5 +135,5 @@ class PartReader:
             if noted["is_function"] and len(self._functions[entry["path"]]) == 1:
                 method = ""
             beside = noted["source"], noted["prefix"], noted["positional"], method
-            parts.append(Part(*given, *beside, noted["other_names"]))
+            parts.append(Part(*given, *beside))
         return tuple(parts)

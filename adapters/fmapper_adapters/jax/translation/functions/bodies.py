@@ -26,7 +26,7 @@ def print_function(function: Function, method: Any, functions: Mapping[str, Func
     for line in method.print_lines():
         lines += [line] if line.startswith("#") else body.lines(line)
     own = list(method.parameters)
-    if function.has_arrays and method.name != "check_inputs":
+    if function.has_arrays:
         own.insert(0, "params")
     header = f"def {function.name_of(method.name)}({', '.join(own)}):"
     return "\n".join([header, *(textwrap.indent(line, "    ") for line in lines)])
@@ -92,8 +92,6 @@ class _Body(ast.NodeTransformer):
         if target.function is None:
             return ast.Call(self.visit(node.func), args, keywords)
         own = target.function
-        if method == "check_inputs":
-            return ast.Call(expr(own.name_of(method)), args, keywords)
         first = [target.arrays] if own.has_arrays else []
         return ast.Call(expr(own.name_of(method)), [*first, *args], keywords)
 

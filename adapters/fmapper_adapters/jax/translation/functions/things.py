@@ -36,8 +36,6 @@ class Function:
 
     def name_of(self, method: str) -> str:
         """Returns the function of a method."""
-        if method == "check_inputs":
-            return f"check_inputs_of_{self.name}"
         return self.name if method == "__call__" else f"{self.name}_{method}"
 
 
