@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
 from fmapper.programs.program import Program, refs_in
-from fmapper.translation.classes import Classes, Method, Sketch, with_masks
+from fmapper.translation.classes import Classes, Method, Sketch, combine_modes, refusal, with_masks
 from fmapper.translation.code import attribute_name, expr, identifier, literal, text
 from fmapper.translation.functions import changes, results
 from fmapper.translation.functions.bodies import BodyWriter
@@ -23,7 +23,6 @@ from fmapper.translation.functions.parameters import (
     takes_first,
 )
 from fmapper.translation.loading import weights_of
-from fmapper.translation.modes import combine, refusal
 from fmapper.translation.places import (
     Node,
     arrays_at,
@@ -325,7 +324,7 @@ class _Writer:
         found = self._sketch(node, made)
         known = self.evaluation and self.evaluation.root.find(node.path)
         if self.evaluation and known:
-            combine(found, self.evaluation._sketch(known, made), self.dialect)
+            combine_modes(found, self.evaluation._sketch(known, made), self.dialect)
         return found
 
     def _sketch(self, node: Node, made: Mapping[str, ast.expr]) -> Sketch:
