@@ -44,6 +44,11 @@ def watch_operations(
         yield
 
 
+def is_view(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is a part or another form of one, whose memory it shares."""
+    return bool(tensor._is_view())  # type: ignore[no-untyped-call]
+
+
 def name_of_operation(overload: Any) -> str:
     """Returns the name of an operation with its overload: `aten::add.Tensor`."""
     name = str(overload.name())

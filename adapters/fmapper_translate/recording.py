@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fmapper_translate._private import name_of_operation
+from fmapper_translate._private import is_view, name_of_operation
 from fmapper_translate.functions import (
     CHOICE,
     STATEMENT,
@@ -48,7 +48,7 @@ class Operation:
     def writes_part(self) -> bool:
         """Whether it writes its result into a view, in the place of its first argument."""
         is_written = bool(self.args) and self.result is self.args[0]
-        return is_written and isinstance(self.result, torch.Tensor) and self.result._is_view()
+        return is_written and isinstance(self.result, torch.Tensor) and is_view(self.result)
 
     @property
     def name(self) -> str:
