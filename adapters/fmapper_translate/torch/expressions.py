@@ -183,9 +183,7 @@ class Expressions(walk.Expressions):
 
     def array(self, base: ast.expr, layer: tables.Layer, name: str) -> ast.expr:
         """Returns the code for an array of a layer, in Flax's layout."""
-        ours, axes = layer.place(name)
-        known = ast.Attribute(base, ours, ast.Load())
-        return known if axes is None else ast.Attribute(known, "T", ast.Load())
+        return expr(layer.read(name), base)
 
     def _subscript(self, node: ast.Subscript, event: Event) -> ast.expr:
         owner = event.parts.get(node.value)

@@ -13,7 +13,6 @@ from flax import nnx
 from fmapper.translation import Helper, expr, helpers_of, names_in, print_imports, text
 from fmapper_translate.functions import Function
 from fmapper_translate.recording import Recording
-from fmapper_translate.torch import layers as torch_layers
 from fmapper_translate.torch import tables
 from fmapper_translate.torch import weights as torch_weights
 from fmapper_translate.torch.statements import Statements
@@ -35,7 +34,7 @@ class File(walk.File):
     module: ClassVar[type] = nnx.Module
     called = "__call__"
     prefix = "Flax"
-    helpers: Sequence[ModuleType] = (torch_layers, torch_weights)
+    helpers: Sequence[ModuleType] = tables.FILES
     more_names: ClassVar[Sequence[str]] = ("named_arrays",)
 
     def __init__(self, recording: Recording, model: Any) -> None:

@@ -13,8 +13,8 @@ from torch import nn
 
 from fmapper_translate.torch.weights import (
     fill,
+    he_uniform,
     lecun_normal,
-    ones_init,
     variance_scaling,
     zeros_init,
 )
@@ -188,84 +188,48 @@ class ConvTranspose(nn.Module):
         return before - size + 1, whole - before - size + 1
 
 
-class LayerNorm(nn.LayerNorm):
-    """Normalisation of the last dimension with Flax's arguments."""
-
-    source_arrays = {"weight": ("scale", None)}
+class LoRA(nn.Module):
+    """A product of two small matrices, added to what another layer gives."""
 
     def __init__(
-        self, num_features, epsilon=1e-6, use_bias=True, use_scale=True, bias_init=None,
-        scale_init=None,
-    ):  # fmt: skip
-        super().__init__(num_features, eps=epsilon, bias=use_bias)
-        fill(self, "weight", scale_init or ones_init())
-        fill(self, "bias", bias_init or zeros_init())
-        if not use_scale:
-            self.weight = None
-
-
-class RMSNorm(nn.RMSNorm):
-    """Division of the last dimension by its size, with Flax's arguments."""
-
-    source_arrays = {"weight": ("scale", None)}
-
-    def __init__(self, num_features, epsilon=1e-6, use_scale=True, scale_init=None):
-        super().__init__(num_features, eps=epsilon, elementwise_affine=use_scale)
-        fill(self, "weight", scale_init or ones_init())
-
-
-class GroupNorm(nn.GroupNorm):
-    """Normalisation of groups of channels, which are last, with Flax's arguments."""
-
-    source_arrays = {"weight": ("scale", None)}
-
-    def __init__(
-        self, num_features, num_groups=32, group_size=None, epsilon=1e-6, use_bias=True,
-        use_scale=True, bias_init=None, scale_init=None,
-    ):  # fmt: skip
-        super().__init__(
-            num_features // group_size if group_size else num_groups, num_features, epsilon
-        )
-        fill(self, "weight", scale_init or ones_init())
-        fill(self, "bias", bias_init or zeros_init())
-        self.weight = self.weight if use_scale else None
-        self.bias = self.bias if use_bias else None
-
-    def forward(self, x):
-        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
-
-
-class BatchNorm(nn.Module):
-    """Normalisation of batches with the channels last, and Flax's averages."""
-
-    source_arrays = {
-        "weight": ("scale", None), "running_mean": ("mean", None), "running_var": ("var", None),
-    }  # fmt: skip
-
-    def __init__(
-        self, num_features, use_running_average=False, momentum=0.99, epsilon=1e-5, use_bias=True,
-        use_scale=True, bias_init=None, scale_init=None,
+        self, in_features, lora_rank, out_features, *, base_module=None, a_initializer=None,
+        b_initializer=None,
     ):  # fmt: skip
         super().__init__()
-        self.momentum, self.epsilon = momentum, epsilon
-        self.weight = nn.Parameter((scale_init or ones_init())(num_features)) if use_scale else None
-        self.bias = nn.Parameter((bias_init or zeros_init())(num_features)) if use_bias else None
-        self.running_mean = nn.Buffer(torch.zeros(num_features))
-        self.running_var = nn.Buffer(torch.ones(num_features))
-        self.training = not use_running_average
+        self.base_module = base_module
+        drawn = (a_initializer or he_uniform())((in_features, lora_rank))
+        self.lora_a = nn.Parameter(drawn)
+        self.lora_b = nn.Parameter((b_initializer or zeros_init())((lora_rank, out_features)))
 
-    def forward(self, x, use_running_average=None):
-        is_still = not self.training if use_running_average is None else use_running_average
-        mean, var = self.running_mean, self.running_var
-        if not is_still:
-            axes = tuple(range(x.ndim - 1))
-            mean, var = x.mean(axes), x.var(axes, correction=0)
-            with torch.no_grad():
-                self.running_mean.lerp_(mean, 1 - self.momentum)
-                self.running_var.lerp_(var, 1 - self.momentum)
-        scale = torch.rsqrt(var + self.epsilon)
-        y = (x - mean) * (scale if self.weight is None else scale * self.weight)
-        return y if self.bias is None else y + self.bias
+    def forward(self, x):
+        y = x @ self.lora_a @ self.lora_b
+        return y if self.base_module is None else y + self.base_module(x)
+
+
+class LoRALinear(Linear):
+    """A linear layer with the product of two small matrices added."""
+
+    def __init__(
+        self, in_features, out_features, *, lora_rank, a_initializer=None, b_initializer=None,
+        **options,
+    ):  # fmt: skip
+        super().__init__(in_features, out_features, **options)
+        drawn = {"a_initializer": a_initializer, "b_initializer": b_initializer}
+        self.lora = LoRA(in_features, lora_rank, out_features, **drawn)
+
+    def forward(self, x):
+        return super().forward(x) + self.lora(x)
+
+
+class PReLU(nn.Module):
+    """A rectifier whose slope below 0 is learned."""
+
+    def __init__(self, negative_slope_init=0.01):
+        super().__init__()
+        self.negative_slope = nn.Parameter(torch.tensor(negative_slope_init))
+
+    def forward(self, x):
+        return torch.where(x >= 0, x, self.negative_slope * x)
 
 
 class Dropout(nn.Dropout):

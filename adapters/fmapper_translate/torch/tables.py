@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax.nn import initializers
 
-from fmapper_translate.torch import layers as torch_layers
-from fmapper_translate.walk.errors import NotTranscribed
+from fmapper_translate.torch import layers, norms, recurrent, weights
+
+FILES = layers, norms, recurrent, weights  # whose source files take
 
 
 @dataclass(frozen=True)
@@ -22,24 +23,23 @@ class Layer:
     Attributes:
         name: The class, as the file names it; it takes Flax's arguments.
         attributes: Flax's attributes -> those of this one.
+        kernel: For a convolution, where Flax has the first two dimensions of its weight.
     """
 
     name: str
     attributes: Mapping[str, str] = field(default_factory=dict)
+    kernel: tuple[int, int] | None = None
 
-    def place(self, name: str) -> tuple[str, tuple[int, ...] | None]:
-        """Returns its own name for an array of Flax's, and the axes there.
-
-        Raises:
-            NotTranscribed: These are not those of a matrix.
-        """
-        kind = getattr(torch_layers, self.name, None)
+    def read(self, name: str) -> str:
+        """Returns the template of the code that reads an array of Flax's, in Flax's layout."""
+        if self.kernel is not None and name == "kernel":
+            return f"{{0}}.weight.movedim((0, 1), {self.kernel})"
+        title = self.name.removeprefix("Lazy")
+        kind = next((vars(file)[title] for file in FILES if title in vars(file)), None)
         known = getattr(kind, "source_arrays", {})
         places = {theirs: (ours, axes) for ours, (theirs, axes) in known.items()}
         ours, axes = places.get(name, (name, None))
-        if axes not in (None, (1, 0)) or (name == "kernel" and name not in places):
-            raise NotTranscribed(f"it has the layout of Flax's {self.name}")
-        return ours, axes
+        return f"{{0}}.{ours}.T" if axes == (1, 0) else f"{{0}}.{ours}"
 
 
 LAYERS: dict[type, Layer] = {
@@ -47,26 +47,38 @@ LAYERS: dict[type, Layer] = {
     nnx.LinearGeneral: Layer("LinearGeneral"),
     nnx.Einsum: Layer("Einsum"),
     nnx.Embed: Layer("Embed"),
-    nnx.Conv: Layer("Conv"),
-    nnx.ConvTranspose: Layer("ConvTranspose"),
+    nnx.Conv: Layer("Conv", kernel=(-1, -2)),
+    nnx.ConvTranspose: Layer("ConvTranspose", kernel=(-2, -1)),
     nnx.LayerNorm: Layer("LayerNorm", {"epsilon": "eps"}),
     nnx.RMSNorm: Layer("RMSNorm", {"epsilon": "eps"}),
     nnx.GroupNorm: Layer("GroupNorm"),
     nnx.BatchNorm: Layer("BatchNorm"),
+    nnx.InstanceNorm: Layer("InstanceNorm"),
+    nnx.PReLU: Layer("PReLU"),
+    nnx.LoRA: Layer("LoRA"),
+    nnx.LoRALinear: Layer("LoRALinear"),
     nnx.Dropout: Layer("Dropout", {"rate": "p"}),
     nnx.MultiHeadAttention: Layer("MultiHeadAttention"),
+    nnx.LSTMCell: Layer("LSTMCell"),
+    nnx.OptimizedLSTMCell: Layer("OptimizedLSTMCell"),
+    nnx.GRUCell: Layer("GRUCell"),
+    nnx.SimpleCell: Layer("SimpleCell"),
+    nnx.RNN: Layer("RNN"),
+    nnx.Bidirectional: Layer("Bidirectional"),
     nnx.Sequential: Layer("Sequential"),
     nnx.List: Layer("nn.ModuleList"),
     nnx.Dict: Layer("nn.ModuleDict"),
     linen.Dense: Layer("LazyLinear"),
     linen.DenseGeneral: Layer("LazyLinearGeneral"),
     linen.Embed: Layer("Embed"),
-    linen.Conv: Layer("LazyConv"),
-    linen.ConvTranspose: Layer("LazyConvTranspose"),
+    linen.Conv: Layer("LazyConv", kernel=(-1, -2)),
+    linen.ConvTranspose: Layer("LazyConvTranspose", kernel=(-2, -1)),
     linen.LayerNorm: Layer("LazyLayerNorm"),
     linen.RMSNorm: Layer("LazyRMSNorm"),
     linen.GroupNorm: Layer("LazyGroupNorm"),
     linen.BatchNorm: Layer("LazyBatchNorm"),
+    linen.InstanceNorm: Layer("LazyInstanceNorm"),
+    linen.PReLU: Layer("PReLU"),
     linen.Dropout: Layer("Dropout"),
     linen.MultiHeadDotProductAttention: Layer("LazyMultiHeadAttention"),
     linen.MultiHeadAttention: Layer("LazyMultiHeadAttention"),
@@ -76,6 +88,7 @@ LAYERS: dict[type, Layer] = {
     linen.OptimizedLSTMCell: Layer("LSTMCell"),
     linen.GRUCell: Layer("GRUCell"),
     linen.RNN: Layer("RNN"),
+    linen.Bidirectional: Layer("Bidirectional"),
 }
 MODES = frozenset({"deterministic", "use_running_average"})  # attributes that `eval()` sets
 # Arguments of layers that say how they compute; the file computes in the precision of its arrays.

@@ -42,6 +42,11 @@ def from_nnx(
         raise NotTranscribed(
             f"{cls.__name__} is Flax's own: only classes of a model are transcribed"
         )
+    if any(map(is_random, jax.tree.leaves((inputs, dict(options or {}))))):
+        raise NotTranscribed(
+            f"{cls.__name__} is called with a key of random numbers; a file draws its own, so "
+            "nothing proves what it gives"
+        )
     args, kwargs = arguments_of(model) if arguments is None else arguments
     takes_rngs = "rngs" in inspect.signature(cls.__init__).parameters
 

@@ -18,10 +18,8 @@ from fmapper_translate.functions import Function
 from fmapper_translate.recording import Event
 from fmapper_translate.torch import expressions as torch_expressions
 from fmapper_translate.torch import files as torch_files
-from fmapper_translate.torch import layers as torch_layers
 from fmapper_translate.torch import statements as torch_statements
 from fmapper_translate.torch import tables as torch_tables
-from fmapper_translate.torch import weights as torch_weights
 from fmapper_translate.torch.equinox import layers as equinox_layers
 from fmapper_translate.torch.equinox import tables
 from fmapper_translate.walk.errors import NotTranscribed
@@ -122,7 +120,7 @@ class File(torch_files.File):
 
     module: ClassVar[type] = eqx.Module
     prefix = "Equinox"
-    helpers: Sequence[ModuleType] = (equinox_layers, torch_layers, torch_weights)
+    helpers: Sequence[ModuleType] = (equinox_layers, *torch_tables.FILES)
 
     def _statements(self, function: Function) -> Statements:
         return Statements(self, function)

@@ -16,10 +16,8 @@ from fmapper_translate.functions import Function
 from fmapper_translate.printing.comments import quote
 from fmapper_translate.printing.conditions import INDENT
 from fmapper_translate.torch import files as torch_files
-from fmapper_translate.torch import layers as torch_layers
 from fmapper_translate.torch import statements as torch_statements
 from fmapper_translate.torch import tables
-from fmapper_translate.torch import weights as torch_weights
 from fmapper_translate.torch.linen import layers as linen_layers
 from fmapper_translate.torch.linen.compact import TRAINING, Compact, is_method
 from fmapper_translate.torch.linen.expressions import Expressions
@@ -108,7 +106,7 @@ class File(torch_files.File):
     """A file for PyTorch while it is written."""
 
     module: ClassVar[type] = linen.Module
-    helpers = (linen_layers, torch_layers, torch_weights)
+    helpers = (linen_layers, *tables.FILES)
     more_names: ClassVar[Sequence[str]] = ("named_arrays", "initialize")
 
     def __init__(self, recording: Any, model: Any) -> None:

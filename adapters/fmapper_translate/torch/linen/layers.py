@@ -9,17 +9,15 @@ import torch
 from torch import nn
 
 from fmapper_translate.torch.layers import (
-    BatchNorm,
     Conv,
     ConvTranspose,
-    GroupNorm,
-    LayerNorm,
     Linear,
     LinearGeneral,
     MultiHeadAttention,
-    RMSNorm,
     Sequential,
 )
+from fmapper_translate.torch.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from fmapper_translate.torch.recurrent import Cell
 from fmapper_translate.torch.weights import orthogonal_init
 
 
@@ -98,6 +96,12 @@ class LazyBatchNorm(Lazy):
     kind = BatchNorm
 
 
+class LazyInstanceNorm(Lazy):
+    """See `InstanceNorm`."""
+
+    kind = InstanceNorm
+
+
 class LazyMultiHeadAttention(Lazy):
     """See `MultiHeadAttention`."""
 
@@ -110,19 +114,16 @@ class LazyMultiHeadAttention(Lazy):
         return (args[0], x.shape[-1], *args[1:]), rest
 
 
-class LSTMCell(nn.Module):
+class LSTMCell(Cell):
     """A step of an LSTM with Flax's arguments and names."""
 
+    states = 2
+
     def __init__(self, features):
-        super().__init__()
-        self.features = features
+        super().__init__(features)
         for gate in "ifgo":
             self.add_module(f"i{gate}", LazyLinear(features, use_bias=False))
             self.add_module(f"h{gate}", LazyLinear(features, kernel_init=orthogonal_init()))
-
-    def initialize_carry(self, x):
-        zeros = x.new_zeros(*x.shape[:-1], self.features)
-        return zeros, zeros
 
     def forward(self, carry, x):
         c, h = carry
@@ -133,12 +134,11 @@ class LSTMCell(nn.Module):
         return (c, h), h
 
 
-class GRUCell(nn.Module):
+class GRUCell(Cell):
     """A step of a GRU with Flax's arguments and names."""
 
     def __init__(self, features):
-        super().__init__()
-        self.features = features
+        super().__init__(features)
         for gate in "rzn":
             self.add_module(f"i{gate}", LazyLinear(features))
             kernel = orthogonal_init()
@@ -146,38 +146,12 @@ class GRUCell(nn.Module):
                 f"h{gate}", LazyLinear(features, use_bias=gate == "n", kernel_init=kernel)
             )
 
-    def initialize_carry(self, x):
-        return x.new_zeros(*x.shape[:-1], self.features)
-
     def forward(self, h, x):
         parts = self._modules
         r, z = (torch.sigmoid(parts[f"i{gate}"](x) + parts[f"h{gate}"](h)) for gate in "rz")
         n = torch.tanh(parts["in"](x) + r * parts["hn"](h))
         h = (1 - z) * n + z * h
         return h, h
-
-
-class RNN(nn.Module):
-    """Calls a cell with each element of sequences, whose features are last."""
-
-    def __init__(self, cell, time_major=False, return_carry=False, reverse=False, keep_order=False):
-        super().__init__()
-        self.cell, self.time_major, self.return_carry = cell, time_major, return_carry
-        self.reverse, self.keep_order = reverse, keep_order
-
-    def forward(self, inputs, *, initial_carry=None, return_carry=None):
-        axis = 0 if self.time_major else inputs.ndim - 2
-        steps = [*inputs.unbind(axis)]
-        carry = self.cell.initialize_carry(steps[0]) if initial_carry is None else initial_carry
-        outputs = []
-        for x in reversed(steps) if self.reverse else steps:
-            carry, y = self.cell(carry, x)
-            outputs.append(y)
-        if self.reverse and self.keep_order:
-            outputs.reverse()
-        y = torch.stack(outputs, axis)
-        has_carry = self.return_carry if return_carry is None else return_carry
-        return (carry, y) if has_carry else y
 
 
 class Layers(Sequential):
