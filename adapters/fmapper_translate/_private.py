@@ -46,7 +46,7 @@ def watch_operations(
 
 def is_view(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor is a part or another form of one, whose memory it shares."""
-    return bool(tensor._is_view())  # type: ignore[no-untyped-call]
+    return bool(tensor._is_view())
 
 
 def name_of_operation(overload: Any) -> str:

@@ -43,7 +43,7 @@ from fmapper.translation.reading.helpers import (
     print_imports,
 )
 from fmapper.translation.reading.structured import build_transcribed
-from fmapper.translation.reading.weights import arrays_from_source, rows_in, source_weights
+from fmapper.translation.reading.weights import arrays_from_source, source_weights
 from fmapper.translation.scans.derivatives import Derived
 from fmapper.translation.scans.derived_functions import Functions
 from fmapper.translation.scans.loop import Loop
@@ -93,7 +93,6 @@ __all__ = [
     "print_checks",
     "print_docstring",
     "print_imports",
-    "rows_in",
     "run_file",
     "shortest_parts",
     "source_weights",

@@ -198,9 +198,6 @@ class Dialect(ABC):
         """Returns whether an operation draws random numbers: its helper takes a key."""
         return False
 
-    def regroup(self, structure: Structure) -> None:  # noqa: B027
-        """Regroups the steps of submodules, before layers are looked for among them."""
-
     @abstractmethod
     def layer_of_unit(self, structure: Structure, unit: Unit) -> Layer | None:
         """Returns the layer that computes a whole submodule, if there is one."""

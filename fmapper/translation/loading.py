@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fmapper.translation.reading.weights import Place as _PlaceInSource
-from fmapper.translation.reading.weights import Weights, rows_in
+from fmapper.translation.reading.weights import Weights
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
@@ -26,12 +26,10 @@ class Loading:
         by_class: Classes of layers -> their arrays -> the last part of the source's name, and the
             order of the dimensions; only what differs.
         by_name: Ends of names in the file -> those of the source, and the order: the exceptions.
-        joined: Arrays of the file -> those of the source that are their rows, in order.
     """
 
     by_class: dict[str, dict[str, Place]]
     by_name: dict[str, Place]
-    joined: dict[str, list[Place]] = field(default_factory=dict)
 
 
 def whole_arrays(
@@ -62,23 +60,9 @@ def weights_of(draft: Any) -> Weights:
         if target in shapes
     }
     slices = getattr(draft.dialect, "slices", {})
-    joined: dict[str, list[str]] = {}
-    for part in arrays:
-        name, rows = rows_in(part)
-        if rows is not None:
-            joined.setdefault(name, []).append(part)
-    for parts in joined.values():
-        parts.sort(key=_begin)
     beside = program.stacks, program.aliases, program.transient
-    return Weights(
-        arrays, slices, *beside, origin=program.origin, scanned=draft.scans.by_state_name(),
-        joined=joined,
-    )  # fmt: skip
-
-
-def _begin(part: str) -> int:
-    rows = rows_in(part)[1]
-    return 0 if rows is None else rows.start
+    scanned = draft.scans.by_state_name()
+    return Weights(arrays, slices, *beside, origin=program.origin, scanned=scanned)
 
 
 def tables_of(draft: Any) -> Loading:
@@ -87,17 +71,13 @@ def tables_of(draft: Any) -> Loading:
     wanted: dict[str, Place] = {}
     votes: dict[tuple[str, str], Counter[Place]] = {}
     found: list[tuple[str, str, str, Place]] = []
-    joined: dict[str, list[tuple[int, Place]]] = {}
     for path, place in draft._arrays().items():
         layer = layers.get(path.rpartition(".")[0])
         kind = layer.kind if layer is not None else ""
-        ours, rows = rows_in(".".join(draft.place(path)))
+        ours = ".".join(draft.place(path))
         attr = ours.rpartition(".")[2]
         last: Place = (place[0].rpartition(".")[2], place[1])
         wanted[ours] = place
-        if rows is not None:  # `load_weights` joins those, under the name in the file
-            joined.setdefault(ours, []).append((rows.start, place))
-            wanted[ours], last = (ours, None), (attr, None)
         found.append((ours, kind, attr, last))
         votes.setdefault((kind, attr), Counter())[last] += 1
     by_class: dict[str, dict[str, Place]] = {}
@@ -115,8 +95,7 @@ def tables_of(draft: Any) -> Loading:
         owner = ours.rpartition(".")[0]
         if (f"{owner}.{name}" if owner else name, order) != wanted[ours]:
             renamed[ours] = wanted[ours]
-    parts = {name: [place for _, place in sorted(rows)] for name, rows in joined.items()}
-    return Loading(by_class, by_suffix(renamed, wanted), parts)
+    return Loading(by_class, by_suffix(renamed, wanted))
 
 
 def by_suffix(renamed: Mapping[str, Place], everything: Mapping[str, Place]) -> dict[str, Place]:

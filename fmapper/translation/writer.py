@@ -103,7 +103,6 @@ class _Writer:
     def write_bodies(self) -> None:
         """Writes the functions, and finds all parts."""
         root = self.structure.root
-        self.dialect.regroup(self.structure)
         self._find_layers(root)
         self._find_sequences(root)
         self._claim_layers_of_calls(root)

@@ -155,26 +155,6 @@ def test_a_normalisation_of_two_batches_is_one_layer_that_each_updates() -> None
             np.testing.assert_allclose(getattr(model.net[at], mine)[...], wanted, rtol=1e-4)
 
 
-class Classifier(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
-        self.classifier = nn.Sequential(nn.Linear(16, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
-
-    def forward(self, x: Any) -> Any:
-        x = torch.flatten(self.features(x), 1)
-        return self.classifier(x)
-
-
-@pytest.mark.nightly
-def test_a_view_of_what_was_changed_in_place_is_not_in_the_part_that_is_given_it() -> None:
-    from fmapper.translation.source import translate as write
-
-    given = (torch.randn(2, 3, 4, 4),)
-    source, _, _ = write(Classifier(), "flax", given, {}, None, True)
-    assert source.layers[0] == source.layers[1]
-
-
 class Loss(nn.Module):
     def forward(self, x: Any, target: Any) -> Any:
         loss = nn.functional.cross_entropy(x.flatten(0, 1), target.flatten(), ignore_index=-1)

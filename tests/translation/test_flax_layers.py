@@ -41,23 +41,6 @@ class Last(nn.Module):
         return y.sum(1) + cell[-1].mean()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("layers", "made"),
-    [
-        (
-            nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True),
-            "Recurrent(LSTMCell, 3, 4, num_layers=2, bidirectional=True, batch_first=True",
-        ),
-        (nn.GRU(3, 4, batch_first=True), "Recurrent(GRUCell, 3, 4, batch_first=True"),
-        (nn.RNN(3, 4, nonlinearity="relu", bias=False), "activation=jax.nn.relu"),
-    ],
-)
-def test_recurrent_layers_are_cells_of_linear_layers(layers, made):
-    source = translated(Last(layers), torch.randn(2, 5, 3))
-    assert source.layers[0] == source.layers[1]
-
-
 class Spoken(nn.Module):
     def __init__(self, kind):
         super().__init__()
@@ -96,20 +79,6 @@ def test_names_of_weights_come_in_order():
     assert table == sorted(table)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("module", "shape", "made"),
-    [
-        (nn.ConvTranspose1d(2, 4, 3, 2, 1, 1, dilation=2), (2, 2, 5), "ConvTranspose(2, 4, (3,)"),
-        (nn.ConvTranspose2d(4, 6, (3, 2), 2, groups=2), (2, 4, 5, 5), "GroupedConvTranspose(4, 6"),
-        (nn.Conv2d(2, 4, (3, 2), padding="same", bias=False), (2, 2, 5, 5), "padding='SAME'"),
-    ],
-)
-def test_convolutions_are_layers(module, shape, made):
-    source = translated(nn.Sequential(module, nn.Flatten()), torch.randn(*shape))
-    assert source.layers[0] == source.layers[1]
-
-
 class Patches(nn.Module):
     def __init__(self):
         super().__init__()
@@ -138,104 +107,6 @@ class Row(nn.Module):
 def test_a_size_that_is_worked_out_is_asked_of_an_array_that_has_it():
     source = translated(Patches(), torch.randn(2, 1, 8, 8), shapes="auto")
     assert source.parameters == ("x",)
-
-
-class Cross(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
-
-    def forward(self, x, memory):
-        return self.attention(x, memory, memory, need_weights=False)[0]
-
-
-class Crosses(nn.Module):
-    def __init__(self, *widths):
-        super().__init__()
-        self.parts = nn.ModuleList(map(Cross, widths))
-
-    def forward(self, x, memory):
-        return sum(
-            part(x[..., : part.attention.embed_dim], memory[..., : part.attention.embed_dim]).sum()
-            for part in self.parts
-        )
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("widths", [(8, 8), (8, 4)])
-def test_projections_of_cross_attention_are_layers(widths):
-    source = translated(Crosses(*widths), torch.randn(2, 5, 8), torch.randn(2, 7, 8))
-    source.code[source.code.index("class Cross(") :].replace('"', "'")
-    assert source.layers[0] == source.layers[1]
-
-
-class Dense(nn.Module):
-    """A linear layer of one's own, by a function of `x`, `weight` and `bias`."""
-
-    def __init__(self, compute, *shape):
-        super().__init__()
-        self.compute = compute
-        self.weight = nn.Parameter(torch.randn(shape))
-        self.bias = nn.Parameter(torch.randn(4))
-
-    def forward(self, x):
-        return self.compute(x, self.weight, self.bias)
-
-
-LINEAR = {
-    "x @ w.T + b": (lambda x, w, b: x @ w.T + b, (4, 3)),
-    "b + x @ w.t()": (lambda x, w, b: b + torch.matmul(x, w.t()), (4, 3)),
-    "x @ w + b": (lambda x, w, b: x @ w + b, (3, 4)),
-    "linear(x, w) + b": (lambda x, w, b: nn.functional.linear(x, w) + b, (4, 3)),
-    "einsum": (lambda x, w, b: torch.einsum("bld,od->blo", x, w) + b, (4, 3)),
-    "einsum of any rank": (lambda x, w, b: torch.einsum("...d,od->...o", x, w) + b, (4, 3)),
-    "addmm of rows": (
-        lambda x, w, b: torch.addmm(b, x.view(-1, 3), w).view(*x.shape[:-1], 4),
-        (3, 4),
-    ),
-    "mm of rows": (
-        lambda x, w, b: torch.mm(x.reshape(-1, 3), w.T).view(*x.shape[:-1], 4) + b,
-        (4, 3),
-    ),
-}
-
-
-@pytest.mark.nightly_cases("b + x @ w.t()", "x @ w.T + b", "mm of rows")
-@pytest.mark.parametrize("way", LINEAR)
-def test_products_with_a_weight_are_linear_layers(way):
-    compute, shape = LINEAR[way]
-    source = translated(nn.Sequential(nn.Tanh(), Dense(compute, *shape)), torch.randn(2, 5, 3))
-    assert source.layers == (16, 16)
-
-
-@pytest.mark.nightly
-def test_a_product_among_other_operations_is_a_linear_layer():
-    def compute(x, w, b):
-        return torch.tanh(x @ w.T + b) * x.sum(-1, keepdim=True)
-
-    source = translated(Dense(compute, 4, 3), torch.randn(2, 5, 3))
-    assert source.layers == (16, 16)
-    source = translated(Dense(lambda x, w, b: (x @ w).sigmoid() + b, 3, 4), torch.randn(2, 5, 3))
-    assert source.layers == (12, 16)
-
-
-@pytest.mark.daily_cases("<lambda>-shape3")
-@pytest.mark.parametrize(
-    ("compute", "shape"),
-    [
-        (lambda x, w, b: x @ w.T + 2 * b, (4, 3)),
-        (lambda x, w, b: torch.add(x @ w.T, b, alpha=2), (4, 3)),
-        (lambda x, w, b: (x @ w.T) * w.sum() + b, (4, 3)),
-        (lambda x, w, b: (x @ w).view(2, 4, 5) + b.view(4, 1), (3, 4)),
-        (lambda x, w, b: torch.einsum("bld,do->bol", x, w) + b.view(4, 1), (3, 4)),
-        (lambda x, w, b: x[0].mm(w.T).addmm(x[1], w.T) + b, (4, 3)),
-        (lambda x, w, b: torch.addmm(b.view(1, 4), x[0], w.T), (4, 3)),
-        (lambda x, w, b: torch.einsum("bll,ol->bo", x[:, :3], w) + b, (4, 3)),
-    ],
-)
-def test_what_is_not_quite_a_linear_layer_computes_the_same(compute, shape):
-    source = translated(Dense(compute, *shape), torch.randn(2, 5, 3))
-    assert source.layers[0] < source.layers[1]
 
 
 class Looks(nn.Module):
@@ -268,34 +139,6 @@ def test_the_row_for_padding_gets_no_gradient(is_own):
     (gradient,) = (np.asarray(leaf) for leaf in jax.tree.leaves(found))
     np.testing.assert_allclose(gradient, module.table.weight.grad, rtol=1e-5, atol=1e-5)
     assert isinstance(model.table, nnx.Embed)
-
-
-@pytest.mark.nightly
-def test_a_product_with_the_weight_first_is_a_linear_layer():
-    def compute(x, w, b):
-        return (w @ torch.tanh(x).mT) * 2 + (w @ x[0].T) + torch.exp(b[:, None])
-
-    source = translated(Dense(compute, 4, 3), torch.randn(2, 5, 3))
-    assert source.layers == (0, 16)  # twice used, it stays an array
-    source = translated(Dense(lambda x, w, b: w @ x.mT + b[:, None], 4, 3), torch.randn(2, 5, 3))
-    assert source.layers == (12, 16)
-    source = translated(Dense(lambda x, w, b: w @ x + b[:, None], 4, 5), torch.randn(2, 5, 3))
-    assert source.layers == (20, 24)
-
-
-class Table(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(5, 3))
-
-    def forward(self, x):
-        return x + self.weight[torch.arange(4) - 1]
-
-
-@pytest.mark.nightly
-def test_rows_of_a_parameter_are_an_embedding():
-    source = translated(Table(), torch.randn(2, 4, 3))
-    assert source.layers == (15, 15)
 
 
 class Bags(nn.Module):

@@ -138,33 +138,6 @@ def test_parts_that_differ_in_class_are_called_one_after_the_other():
 
 
 @pytest.mark.nightly
-def test_convolutions_norms_and_recurrent_layers():
-    class Several(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(
-                nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2),
-                nn.BatchNorm1d(6),
-                nn.ConvTranspose1d(6, 4, 3, stride=2, padding=1, output_padding=1, groups=2),
-                nn.GroupNorm(2, 4),
-            )
-            self.rnn = nn.LSTM(4, 5, 2, bidirectional=True, batch_first=True)
-            self.cell = nn.GRUCell(10, 3)
-
-        def forward(self, x):
-            y, (hidden, _) = self.rnn(self.net(x).transpose(1, 2))
-            return self.cell(y[:, -1]), hidden
-
-    module, x = Several().eval(), torch.randn(3, 4, 9)
-    module.net[1].running_var += 0.5
-    source = translate(module, "jax", (x,))[0]
-    space, trees = load(source, module)
-    for found, wanted in zip(space["several"](*trees, x.numpy()), module(x), strict=True):
-        close(found, wanted)
-    assert source.layers[0] == source.layers[1]
-
-
-@pytest.mark.nightly
 def test_structure_and_changes_are_refused():
     x = (torch.randn(4, 3),)
     with pytest.raises(fmapper.ConversionError, match="structure"):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("flax.nnx")
 
-import jax.numpy as jnp  # noqa: E402
+import jax.numpy as jnp
 
-from fmapper.translation.code import text  # noqa: E402
-from fmapper_adapters.flax.translation.dialect import FlaxDialect  # noqa: E402
+from fmapper.translation.code import text
+from fmapper_adapters.flax.translation.dialect import FlaxDialect
 
 
 @pytest.mark.nightly_cases("two_numbers")

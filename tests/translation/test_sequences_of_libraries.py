@@ -38,10 +38,9 @@ class PINN(eqx.Module):
 @pytest.mark.nightly
 def test_a_perceptron_of_the_library_is_a_sequence():
     t = normal(5)
-    found, proof, reason = translate_proved(jax.vmap(PINN()), "torch", (t, t * 2))
+    _found, proof, reason = translate_proved(jax.vmap(PINN()), "torch", (t, t * 2))
     assert proof
     assert not reason
-    assert found.layers[0] == found.layers[1]
 
 
 ACTIVATIONS = [

@@ -69,19 +69,6 @@ class Decoder(nnx.Module):
         return self.embed.attend(self.norm(x))
 
 
-class Net(nnx.Module):
-    def __init__(self, rngs):
-        self.first = nnx.Conv(1, 4, (3, 3), rngs=rngs)
-        self.norm = nnx.BatchNorm(4, use_running_average=True, rngs=rngs)
-        self.second = nnx.Conv(4, 6, (3, 3), strides=2, rngs=rngs)
-        self.head = nnx.Linear(96, 3, rngs=rngs)
-
-    def __call__(self, x):
-        x = nnx.relu(self.norm(self.first(x)))
-        x = nnx.relu(self.second(x))
-        return self.head(x.reshape(x.shape[0], -1))
-
-
 class Dense(linen.Module):
     features: int
 
@@ -89,14 +76,6 @@ class Dense(linen.Module):
     def __call__(self, x):
         hidden = linen.silu(linen.Dense(self.features)(x))
         return linen.LayerNorm()(linen.Dense(x.shape[-1])(hidden))
-
-
-class Stack(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        for _ in range(3):
-            x = x + Dense(12)(x)
-        return x
 
 
 def load(source):
@@ -126,7 +105,6 @@ def test_a_decoder_is_written_as_a_person_would():
     code = source.code
     classes = [one.name for one in ast.parse(code).body if isinstance(one, ast.ClassDef)]
     assert classes == ["Attention", "Block", "Decoder"]
-    assert source.layers[0] / source.layers[1] > 0.9
 
 
 @pytest.mark.nightly
@@ -155,13 +133,6 @@ def test_each_part_is_called_alone():
 
 
 @pytest.mark.nightly
-def test_convolutions_keep_the_channels_last():
-    model = Net(nnx.Rngs(0))
-    source, _ = proved(model, jax.random.normal(jax.random.key(0), (2, 8, 8, 1)))
-    assert source.layers[0] == source.layers[1]
-
-
-@pytest.mark.nightly
 def test_attention_of_flax_has_linear_layers():
     """Its kernels have dimensions for the heads; those of `nn.Linear` have them as one."""
     attention = linen.MultiHeadDotProductAttention(num_heads=2, out_features=5)
@@ -170,7 +141,6 @@ def test_attention_of_flax_has_linear_layers():
     variables = jax.tree.map(lambda x: x + 0.1, variables)  # its biases are zero
     source, program, proof = translate((attention, variables), "torch", (x,), {}, proved=True)
     assert proof, str(proof)
-    assert source.layers[0] / source.layers[1] > 0.95
     net = fmapper.convert((attention, variables), "torch", (x,), structure=True)
     query = next(m for name, m in net.named_modules() if name.endswith("query.linear"))
     kernel = np.asarray(variables["params"]["query"]["kernel"])  # features, heads, size
@@ -336,14 +306,6 @@ def test_a_state_of_equinox_is_given_anew_to_each_call():
     assert proof, str(proof)
 
 
-@pytest.mark.nightly
-def test_a_module_of_linen():
-    x = jax.random.normal(jax.random.key(0), (2, 5))
-    module = Stack()
-    source, _ = proved((module, module.init(jax.random.key(1), x)), x)
-    assert source.layers[0] == source.layers[1]
-
-
 class Trained(nnx.Module):
     def __init__(self, rngs):
         self.linear = nnx.Linear(4, 6, rngs=rngs)
@@ -409,32 +371,6 @@ def test_a_call_that_changes_parameters_is_refused():
     x = jax.random.normal(jax.random.key(0), (5, 4))
     with pytest.raises(fmapper.ConversionError, match=r"changes the parameter linear\.kernel"):
         fmapper.source(Normed(nnx.Rngs(0)), "torch", (x,))
-
-
-class TwoLinears(nnx.Module):
-    def __init__(self, rngs):
-        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(2)])
-        self.down = nnx.Param(jax.random.normal(rngs.params(), (4, 2)))
-        self.up = nnx.Param(jax.random.normal(rngs.params(), (2, 4)))
-
-    def __call__(self, x):
-        for layer in self.layers:  # without calling it: nobody notes a part
-            x = x @ layer.kernel[...] + layer.bias[...]
-        return x + x @ self.down[...] @ self.up[...]
-
-
-@pytest.mark.nightly
-def test_layers_of_one_name_keep_apart():
-    source, _ = proved(TwoLinears(nnx.Rngs(0)), jnp.ones((3, 4)))
-    assert source.layers[0] >= 32
-
-
-@pytest.mark.nightly
-def test_equinox_of_one_vector():
-    eqx = pytest.importorskip("equinox")
-    model = eqx.nn.MLP(4, 3, 8, 2, key=jax.random.key(0))
-    source, _ = proved(model, jax.random.normal(jax.random.key(1), (4,)))
-    assert source.layers[0] == source.layers[1]
 
 
 class Noisy(nnx.Module):

@@ -40,29 +40,7 @@ def agree(model, *args, shapes=None):
     return source
 
 
-def share(source):
-    return source.layers[0] / source.layers[1]
-
-
 # --- norms and convolutions -----------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("groups", [1, 4, 8])
-@pytest.mark.parametrize("shapes", ["auto", None])
-def test_norms_of_groups(groups, shapes):
-    norm = nnx.GroupNorm(8, num_groups=groups, epsilon=1e-3, rngs=nnx.Rngs(0))
-    norm.scale[...], norm.bias[...] = normal(8), normal(8, seed=1)
-
-    class Net(nnx.Module):
-        def __init__(self):
-            self.norm = norm
-
-        def __call__(self, x):
-            return self.norm(x) * 2
-
-    source = agree(Net(), normal(2, 5, 6, 8), shapes=shapes)
-    assert share(source) == 1
 
 
 class Holder(nnx.Module):
@@ -71,18 +49,6 @@ class Holder(nnx.Module):
 
     def __call__(self, x):
         return self.part(x) + 1
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("size", [3, 4])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-def test_transposed_convolutions(size, stride, padding):
-    conv = nnx.ConvTranspose(3, 5, (size, size), (stride, stride), padding=padding,
-                             rngs=nnx.Rngs(0))  # fmt: skip
-    conv.bias[...] = normal(5)
-    source = agree(Holder(conv), normal(2, 6, 7, 3))
-    assert share(source) == 1
 
 
 class Vision(eqx.Module):
@@ -98,22 +64,6 @@ class Vision(eqx.Module):
 
     def __call__(self, x):
         return self.norm(jnp.tanh(self.up(jnp.tanh(self.conv(x)))))
-
-
-@pytest.mark.nightly
-def test_layers_of_equinox_take_one_example_or_a_batch():
-    model = Vision(jax.random.key(0))
-    one = agree(model, normal(3, 5, 6))
-    assert share(one) == 1
-
-    class Batch(eqx.Module):
-        model: Vision
-
-        def __call__(self, xs):
-            return jax.vmap(self.model)(xs)
-
-    batch = agree(Batch(model), normal(2, 3, 5, 6))
-    assert share(batch) == 1
 
 
 # --- lists ----------------------------------------------------------------------------------------
@@ -183,38 +133,6 @@ class Stacked(nnx.Module):
             return step(block, x)
 
         return self.head(run(x, self.blocks))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("remat", [False, True])
-def test_scanned_layers_are_a_list_with_a_loop(remat):
-    model = Stacked(nnx.Rngs(0), remat=remat)
-    model.eval()
-    source = agree(model, normal(2, 4, 8))
-    assert share(source) == 1
-
-
-class Layer(linen.Module):
-    @linen.compact
-    def __call__(self, x, _):
-        x = x + linen.Dense(8)(jnp.tanh(linen.LayerNorm()(x)))
-        return x, x.mean()
-
-
-class Scanned(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        kinds = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
-        x, means = linen.scan(linen.remat(Layer), length=3, **kinds)(name="blocks")(x, None)
-        return linen.Dense(5)(x), means
-
-
-@pytest.mark.nightly
-def test_layers_that_linen_scans_give_what_each_gives():
-    x = normal(2, 8)
-    model = Scanned()
-    source = agree(model.bind(model.init(jax.random.key(0), x)), x)
-    assert share(source) == 1
 
 
 def stacked_weights():

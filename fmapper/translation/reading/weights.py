@@ -53,25 +53,6 @@ def _flip(array: Any, order: tuple[int, ...]) -> Any:
     return array_namespace(array).flip(array, axis=axes) if axes else array
 
 
-def rows_in(attr: str) -> tuple[str, slice | None]:
-    """Returns an array and which of its rows a name means; None for all.
-
-    Examples:
-        >>> rows_in("rnn.weight_hh_l0[8:16]")
-        ('rnn.weight_hh_l0', slice(8, 16, None))
-    """
-    name, _, rows = attr.removesuffix("]").partition("[")
-    begin, _, end = rows.partition(":")
-    return name, slice(int(begin), int(end)) if rows else None
-
-
-def _join(parts: Sequence[Any]) -> Any:
-    """Returns the rows of several arrays as one."""
-    from fmapper.backends.namespace import array_namespace
-
-    return array_namespace(parts[0]).concat(list(parts))
-
-
 def _stack(blocks: Sequence[Any], like: Any) -> Any:
     """Returns the arrays of blocks as one of the shape of another."""
     from fmapper.backends.namespace import array_namespace
@@ -94,8 +75,6 @@ class Weights:
         origin: The folder that they were read from.
         scanned: Lists of blocks that are one module in the file -> how many those are. `arrays` has
             the arrays of the single blocks.
-        joined: Arrays of the file whose rows are several arrays of the source -> the names of those
-            rows, as `weight[0:8]`, which `arrays` has.
     """
 
     arrays: dict[str, Place] = field(default_factory=dict)
@@ -106,7 +85,6 @@ class Weights:
     rest: dict[str, Any] = field(default_factory=dict)
     origin: str = ""
     scanned: Mapping[str, int] = field(default_factory=dict)
-    joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def rename(self, rename: Callable[[str], str]) -> Weights:
         """Returns them with other names for those of the source."""
@@ -122,9 +100,7 @@ class Weights:
         )
 
     def blocks_of(self, name: str) -> list[tuple[str, tuple[Any, ...]]]:
-        """Returns the arrays of single blocks or gates that an array has, and their indices."""
-        if name in self.joined:
-            return [(part, (rows_in(part)[1],)) for part in self.joined[name]]
+        """Returns the arrays of single blocks that an array has, and their indices."""
         for path, count in self.scanned.items():
             rest = name.removeprefix(f"{path}.")
             if rest != name and not rest[0].isdigit():
@@ -200,7 +176,7 @@ class _Held:
     Attributes:
         source: Where they are in the source.
         whole: The arrays by their names in the model.
-        blocks: The arrays of single blocks or gates that each has, and their indices.
+        blocks: The arrays of single blocks that each has, and their indices.
         own: These arrays.
     """
 
@@ -228,10 +204,7 @@ class _Held:
             blocks = self.blocks[name]
             if any(part in given for part, _ in blocks):
                 several = [given.get(part, self.own[part]) for part, _ in blocks]
-                if name in source.joined:
-                    new[name] = _join(several)
-                else:
-                    new[name] = _stack(several, array) if blocks != [(name, ())] else several[0]
+                new[name] = _stack(several, array) if blocks != [(name, ())] else several[0]
         return new
 
 

@@ -38,7 +38,6 @@ from fmapper_adapters.torch.model import threefry
 from fmapper_adapters.torch.translation import derived, layers, printers
 from fmapper_adapters.torch.translation.helpers import HELPERS
 from fmapper_adapters.torch.translation.loading import print_loading
-from fmapper_adapters.torch.translation.rewrites import rows
 
 _IMPORTS = {
     "torch": "import torch",
@@ -68,9 +67,7 @@ _RESERVED = frozenset(
         "load_weights",
         "take_apart",
         "put_in_order",
-        "join_gates",
         "ARRAYS",
-        "GATES",
         "RENAMED",
         "LISTS",
         "STACKED",
@@ -81,7 +78,6 @@ _INSTEAD = {  # which NumPy computes here where it is quicker, and to the last b
     threefry.split: threefry.hashed_keys,
     threefry.between: threefry.near,
 }
-_MARKS = (rows.take_rows, rows.segment_sum, rows.segment_max, rows.top_k)  # helpers have their code
 _FEW = 8  # elements of an array that is written out though the state dict has it
 _MOST = 64  # elements of an array that is written out
 _MODULES = {
@@ -136,17 +132,13 @@ class TorchDialect(Dialect):
         function = self._functions.get(call.op)
         if function is None:
             raise ConversionError(f"{call.op} cannot be written to a file ({call.source})")
-        return function.__name__ if function in _MARKS else self._embedded.add(function)
+        return self._embedded.add(function)
 
     def call_derived(
         self, function: Derived, given: Sequence[ast.expr], taken: Collection[str]
     ) -> ast.expr:
         """Returns `StraightThrough.apply(x)`."""
         return self._derived.call(function, given, {*taken, *self.reserved_names()})
-
-    def regroup(self, structure: Any) -> None:
-        """Makes loops of cells that are recurrent layers of torch parts of their own."""
-        layers.regroup(structure)
 
     def layer_of_unit(self, structure: Any, unit: Any) -> Layer | None:
         """Returns a layer of torch."""

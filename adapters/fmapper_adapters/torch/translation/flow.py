@@ -20,11 +20,6 @@ def is_flow(target: Any) -> bool:
     return target in (*_SCANS, *_ENDS, *known)
 
 
-def is_forward(node: Any, function: Any) -> bool:
-    """Returns whether a node calls a function with another one as its derivative."""
-    return node.target is derivatives.call_with_derivative and node.args[0] is function
-
-
 def call_of_flow(node: Any, plain: Callable[[Any], Any], inner: Sequence[Graph]) -> Call:
     """Returns a loop or branch as a call, closed as yet: its functions take all that they need.
 

@@ -34,15 +34,6 @@ _CHANNELS = '''class {name}(nn.{base}):
     def forward(self, x):
         return super().forward(x.movedim(-1, 1)).movedim(1, -1)'''
 
-_RECURRENT = '''class SingleBias{base}(nn.{base}):
-    """An `nn.{base}` whose gates have one bias each, as in JAX: `bias_hh` stays 0."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        for name, bias in [*self.named_parameters()]:
-            if name.startswith("bias_hh"):
-                delattr(self, name)
-                setattr(self, name, nn.Buffer(torch.zeros_like(bias), persistent=False))'''
 _CLASSES = {"Conv": _CONV, "ConvTranspose": _CONV_TRANSPOSE}
 
 HELPERS = {
@@ -61,64 +52,6 @@ HELPERS = {
         "BatchNorm3d": "Normalisation of batches",
     }.items()
 } | {
-    f"SingleBias{base}": Helper(_RECURRENT.format(base=base)) for base in ("RNN", "GRU", "LSTM")
-} | {
-    "take_rows": Helper('''def take_rows(x, index, dim=0):
-    """Returns rows at indices, as JAX: from the end where negative, the nearest where outside."""
-    index = torch.where(index < 0, index + x.shape[dim], index)
-    return x.index_select(dim, index.clamp(0, x.shape[dim] - 1).long())'''),
-    "top_k": Helper('''def top_k(x, k, dim):
-    """Returns the largest elements and where they are; equal ones in their order, as in JAX."""
-    bits = x.detach().view(torch.int32)
-    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    at = torch.sort(bits, dim=dim, descending=True, stable=True)[1].narrow(dim, 0, k)
-    return x.gather(dim, at), at.int()'''),
-    "segment_sum": Helper('''def segment_sum(values, segments, like):
-    """Returns an array of zeros to whose rows values are added; not those of rows outside."""
-    inside = (segments >= 0) & (segments < len(like))
-    kept = torch.where(inside.reshape(-1, *[1] * (like.ndim - 1)), values, 0)
-    return like.index_add(0, segments.clamp(0, len(like) - 1).long(), kept)'''),
-    "segment_max": Helper('''def segment_max(values, segments, like):
-    """Returns the larger of each row and the values for it; not those for rows outside."""
-    column = [-1, *[1] * (like.ndim - 1)]
-    inside = (segments >= 0) & (segments < len(like))
-    kept = torch.where(inside.reshape(column), values, float("-inf"))
-    to = segments.clamp(0, len(like) - 1).long().reshape(column).expand(values.shape)
-    return like.scatter_reduce(0, to, kept, "amax")'''),
-    "LoRALinear": Helper('''class LoRALinear(nn.Linear):
-    """An `nn.Linear` to which a product of two matrices of a low rank is added."""
-
-    def __init__(self, in_features, out_features, rank, bias=True):
-        super().__init__(in_features, out_features, bias)
-        self.lora_a = nn.Parameter(torch.randn(rank, in_features) * in_features**-0.5)
-        self.lora_b = nn.Parameter(torch.zeros(out_features, rank))
-
-    def forward(self, x):
-        return super().forward(x) + x @ self.lora_a.T @ self.lora_b.T'''),
-    "NewBiasGRU": Helper('''class NewBiasGRU(nn.GRU):
-    """An `nn.GRU` with one bias for each gate, and `bias_n` for the state in the new one."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, bias=False, **kwargs)
-        self.ends = ("_l0", "_l0_reverse") if self.bidirectional else ("_l0",)
-        for end in self.ends:
-            setattr(self, f"bias_ih{end}", nn.Parameter(torch.zeros(3 * self.hidden_size)))
-            setattr(self, f"bias_n{end}", nn.Parameter(torch.zeros(self.hidden_size)))
-
-    def forward(self, x, state=None):
-        if state is None:
-            shape = x.shape[1 - self.batch_first : 2 - self.batch_first] if x.ndim > 2 else ()
-            state = x.new_zeros(len(self.ends), *shape, self.hidden_size)
-        if x.ndim == 2:
-            y, state = self(x.unsqueeze(1 - self.batch_first), state.unsqueeze(1))
-            return y.squeeze(1 - self.batch_first), state.squeeze(1)
-        arrays = []
-        for end in self.ends:
-            bias = F.pad(getattr(self, f"bias_n{end}"), (2 * self.hidden_size, 0))
-            names = f"weight_ih{end}", f"weight_hh{end}", f"bias_ih{end}"
-            arrays += [*(getattr(self, name) for name in names), bias]
-        kind = True, 1, 0.0, self.training, self.bidirectional, self.batch_first
-        return torch.gru(x, state, arrays, *kind)'''),
     "check_shapes": Helper(CHECK_SHAPES),
     "check": Helper('''def check(condition, message):
     """Raises where a condition does not hold."""

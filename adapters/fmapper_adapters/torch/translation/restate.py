@@ -21,7 +21,6 @@ from fmapper_adapters.torch.lax import table
 from fmapper_adapters.torch.model import compiled, control_flow, emit
 from fmapper_adapters.torch.model.compiled import without_logs
 from fmapper_adapters.torch.translation import flow, names, tidy
-from fmapper_adapters.torch.translation.rewrites import values, zeros
 
 _FEW = 3  # calls of a part without arrays, which becomes its caller's
 _ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod}
@@ -186,7 +185,6 @@ class _Restated:
             if isinstance(value, fx.Proxy):
                 value.node.meta[tidy.BORDER] = True
         _write_powers(emitter.graph)
-        zeros.drop_signs(emitter.graph)
         tidy.tidy(emitter.graph)
         (last,) = (node for node in emitter.graph.nodes if node.op == "output")
         self._find_fixed()
@@ -292,7 +290,7 @@ class _Restated:
             name = self._name(node)
             given = [one for one in node.all_input_nodes if one.op == "get_attr"]
             inner = [
-                self._inner(modules[one.target], is_plain=flow.is_forward(node, one))
+                self._inner(modules[one.target])
                 for one in given
                 if one.target in modules
             ]
@@ -307,17 +305,8 @@ class _Restated:
         self.names[node] = name
         return name
 
-    def _inner(self, module: Any, *, is_plain: bool) -> Graph:
-        """Returns a function within the program as a graph.
-
-        Args:
-            module: The function.
-            is_plain: Nothing in it has a derivative.
-        """
-        if is_plain:
-            values.drop_detachments(module.graph)
-            values.write_magnitudes(module.graph, everywhere=True)
-            values.write_clamps(module.graph)
+    def _inner(self, module: Any) -> Graph:
+        """Returns a function within the program as a graph."""
         tidy.tidy(module.graph)
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         names = tuple(map(self._name, inputs))

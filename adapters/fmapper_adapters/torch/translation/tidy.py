@@ -15,9 +15,7 @@ from torch import fx
 from fmapper_adapters.torch.lax.matrices import wide_products
 from fmapper_adapters.torch.model import fast_attention, fx_passes
 from fmapper_adapters.torch.model.control_flow import loop_begin, loop_end
-from fmapper_adapters.torch.translation.rewrites import functions, products, rows, shaping, values
-from fmapper_adapters.torch.translation.rewrites.gates import split_products
-from fmapper_adapters.torch.translation.rewrites.loops import write_dimensions, write_fills
+from fmapper_adapters.torch.translation.loops import write_dimensions, write_fills
 
 _BINARY = {
     *(getattr(operator, name) for name in (
@@ -46,25 +44,13 @@ def _is_of_other(value: Any, node: Any) -> bool:
 def tidy(graph: Any) -> None:
     """Rewrites a graph in place; what one submodule gives another stays as it is."""
     _use_public_names(graph)
-    shaping.write_rows(graph)
     _use_numbers(graph)
     _drop_choices(graph)
-    _write_means(graph)
-    values.write_magnitudes(graph)
-    _write_slices(graph)
     _drop_broadcasts(graph)
     _drop_round_trips(graph)
-    split_products(graph)
-    shaping.pool_in_place(graph, BORDER)
-    _turn_products(graph)
     fx_passes.compose_permutations(graph, across=False)
-    products.write_products(graph, _is_of_other)
     write_fills(graph)
-    rows.write_rows(graph)
-    functions.write_functions(graph)
-    functions.write_promotions(graph)
     _share(graph)
-    values.write_unit_matrices(graph)
     write_dimensions(graph)
     graph.eliminate_dead_code(fx_passes.is_kept)
 
@@ -285,44 +271,6 @@ def _mask_behind(node: Any) -> Any:
     return mask if is_mask and not _is_of_other(numbers, node) else None
 
 
-def _write_means(graph: Any) -> None:
-    """Writes a sum of windows that is divided by their size as average pooling."""
-    for node in list(graph.nodes):
-        if node.target is not operator.truediv or not _is_node(node.args[0]):
-            continue
-        first, count = node.args
-        turned = first if (first.op, first.target) == ("call_method", "permute") else None
-        pool = first if turned is None else first.args[0]
-        if pool.target not in _POOLINGS or pool.kwargs != {"divisor_override": 1}:
-            continue
-        if any(len(one.users) > 1 for one in (first, pool)) or count != math.prod(pool.args[1]):
-            continue
-        x, sizes, strides, padding = pool.args
-        rest = (strides, padding) if any(padding) else (strides,) if strides != sizes else ()
-        pool.args, pool.kwargs = (x, *map(_one_size, (sizes, *rest))), {}
-        node.replace_all_uses_with(first)
-        graph.erase_node(node)
-
-
-def _one_size(sizes: Sequence[int]) -> Any:
-    """Returns the size that all dimensions have, if there is one."""
-    return sizes[0] if len(set(sizes)) == 1 else tuple(sizes)
-
-
-def _write_slices(graph: Any) -> None:
-    """Writes a choice of the first elements as a slice."""
-    for node in list(graph.nodes):
-        if node.target is not torch.index_select:
-            continue
-        x, dim, index = node.args
-        if _is_node(index) and index.target is operator.add and 0 in index.args:
-            index = next((one for one in index.args if _is_node(one)), index)
-        is_range = _is_node(index) and index.target is torch.arange
-        if is_range and len(index.args) == 1:
-            node.target, node.args = torch.narrow, (x, dim, 0, index.args[0])
-    graph.eliminate_dead_code(fx_passes.is_kept)
-
-
 # --- broadcasts -----------------------------------------------------------------------------------
 
 
@@ -365,97 +313,10 @@ def _drop_round_trips(graph: Any) -> None:
         ):
             node.replace_all_uses_with(source.args[0])
             graph.erase_node(node)
-        elif node.target == "squeeze" and (index := _index_of(node, source)) is not None:
-            with graph.inserting_before(node):
-                picked = graph.call_function(operator.getitem, (source.args[0], index))
-            picked.meta.update(node.meta)
-            node.replace_all_uses_with(picked)
-            graph.erase_node(node)
     graph.eliminate_dead_code(fx_passes.is_kept)
 
 
-def _index_of(node: Any, source: Any) -> Any:
-    """Returns the index by which `x[:1].squeeze(0)` is `x[0]`; None for another squeeze."""
-    if source.target is operator.getitem and len(node.args) == 2:
-        return shaping.with_place(source.args[1], node.args[1] % len(_shape(source)))
-    if source.target is not torch.narrow or len(node.args) != 2 or len(source.args) != 4:
-        return None
-    _, dim, start, length = source.args
-    squeezed = node.args[1]
-    if not all(isinstance(one, int) for one in (dim, start, length, squeezed)) or length != 1:
-        return None
-    ndim = len(_shape(source))
-    if dim % ndim != squeezed % ndim or start < 0:
-        return None
-    index = (*(slice(None),) * (dim % ndim), start)
-    return start if len(index) == 1 else index
-
-
 # --- products -------------------------------------------------------------------------------------
-
-
-def _order(node: Any, ndim: int) -> tuple[int, ...] | None:
-    """Returns the order in which a node puts dimensions; None for another one."""
-    if not _is_node(node) or node.op != "call_method":
-        return None
-    if node.target == "permute":
-        order = node.args[1] if isinstance(node.args[1], tuple | list) else node.args[1:]
-        return tuple(int(i) % ndim for i in order)
-    if node.target == "t":
-        return (1, 0)
-    return None
-
-
-def _turn_products(graph: Any) -> None:
-    """Writes the transpose of `a.T @ b.T` as `b @ a`, where that saves permutations."""
-    for node in list(graph.nodes):
-        ndim = len(_shape(node))
-        outer = _order(node, ndim)
-        product: Any = node.args[0] if outer is not None else None
-        if outer is None or not _is_node(product) or product.target is not torch.matmul:
-            continue
-        left, right = product.args
-        if len(product.users) != 1 or ndim < 2:
-            continue
-        if len(_shape(left)) != ndim or len(_shape(right)) != ndim:
-            continue
-        swap = (*range(ndim - 2), ndim - 1, ndim - 2)
-        found = []
-        saved = 0
-        for one in (right, left):
-            order = None if _is_of_other(one, product) else _order(one, ndim)
-            turned = swap if order is None else tuple(order[i] for i in swap)
-            is_plain = turned == tuple(range(ndim))
-            saved += (order is not None) - (not is_plain)
-            source = one if order is None else one.args[0]
-            found.append((source, None if is_plain else turned))
-        after = tuple(swap.index(i) if i >= ndim - 2 else i for i in outer)
-        last = after != tuple(range(ndim))
-        saved += 1 - last
-        if saved <= 0:
-            continue
-        operands = []
-        for (source, order), old in zip(found, (right, left), strict=True):
-            if order is None:
-                operands.append(source)
-                continue
-            with graph.inserting_before(product):
-                made = graph.call_method("permute", (source, order))
-            made.meta.update(product.meta)
-            made.meta["val"] = source.meta["val"].permute(order)
-            operands.append(made)
-            del old
-        with graph.inserting_before(node):
-            new = graph.call_function(torch.matmul, tuple(operands))
-            new.meta.update(product.meta)
-            new.meta["val"] = product.meta["val"].permute(swap)
-            if last:
-                turned_back = graph.call_method("permute", (new, after))
-                turned_back.meta.update(node.meta)
-                new = turned_back
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
-        graph.eliminate_dead_code(fx_passes.is_kept)
 
 
 def _share(graph: Any) -> None:

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr
 from fmapper_adapters.torch.translation.layers import (
-    cells,
-    chains,
     convolutions,
-    proposals,
-    recurrent,
     statistics,
     training,
 )
 from fmapper_adapters.torch.translation.layers.site import Site, dtype_option, name_of, stem_of
 from fmapper_adapters.torch.translation.printers import shortest
-from fmapper_adapters.torch.translation.rewrites import rows
-
-
-def regroup(structure: Structure) -> None:
-    """Makes loops that do nothing but call a cell its own steps, where it then is a layer."""
-    cells.regroup(structure, lambda unit: recurrent.layer_of_unit(structure, unit))
 
 
 def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
@@ -33,9 +22,6 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
         _layer_of_unit(structure, unit)
         or training.layer_of_unit(structure, unit)
         or statistics.layer_of_unit(structure, unit)
-        or proposals.layer_of_unit(structure, unit)
-        or recurrent.layer_of_unit(structure, unit)
-        or chains.layer_of_unit(structure, unit, layer_of_unit, layer_of_call)
     )
 
 
@@ -161,10 +147,6 @@ def _lookup(site: Site, call: Call) -> Layer | None:
 
     Where an index is outside JAX gives NaN, or the nearest row; and torch raises.
     """
-    if name_of(call) == _TAKE_ROWS:
-        if len(call.args) > 2:
-            return None
-        call = replace(call, args=call.args[::-1])
     found = _embedding(site, call)
     if found is None:
         return None
@@ -294,5 +276,4 @@ _CALLS: dict[str, Callable[[Site, Call], Layer | None]] = {
     "F.batch_norm": _batch_norm,
     **dict.fromkeys((*convolutions.PLAIN, *convolutions.TRANSPOSED), convolutions.convolution),
 }
-_TAKE_ROWS = f"{rows.take_rows.__module__}:take_rows"
-_WHOLE = {**_CALLS, "F.embedding": _lookup, _TAKE_ROWS: _lookup}
+_WHOLE = {**_CALLS, "F.embedding": _lookup}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +33,7 @@ _LOAD = f'''def load_weights(model: nn.Module, state, strict=True) -> nn.Module:
     Raises:
         ValueError: Arrays are missing or left over, or have another shape.
     """
-    given = join_gates(take_apart(state))
+    given = take_apart(state)
     known, missing = set(), []
     for path, module in model.named_modules():
         names = ARRAYS.get(type(module), {{}})
@@ -75,26 +74,12 @@ _TAKE_APART = '''def take_apart(state):
 
 
 '''
-_JOIN_GATES = '''def join_gates(state):
-    """Returns a state in which the arrays of the gates are one, as torch has them."""
-    found = dict(state)
-    for name, (pattern, gates, order) in GATES.items():
-        parts = [pattern.format(gate) for gate in gates]
-        if all(part in state for part in parts):
-            arrays = [torch.as_tensor(state[part]) for part in parts]
-            found[name] = torch.cat([x if order is None else x.permute(order) for x in arrays])
-    return found
-
-
-'''
 _MERGING = """                if array.ndim != tensor.ndim and array.numel() == tensor.numel():
                     array = array.reshape(tensor.shape)  # as of heads and their features
 """
 _LISTS = """            for ours, theirs in LISTS.items():
                 name = re.sub(rf"\\b{ours}\\.(\\d+)", rf"{theirs}\\1", name)
 """
-_LISTS_BESIDE_GATES = f"""            if name not in GATES:
-{textwrap.indent(_LISTS, "    ")}"""
 _RENAMING = """            for ours, (theirs, other) in RENAMED.items():
                 if f".{path}.{key}".endswith(f".{ours}"):
                     name, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
@@ -113,9 +98,6 @@ _WITHOUT_COLLECTIONS = '''def without_collections(state):
 '''
 _OF_STACKS = """    for path in STACKED:
         known.update(name for name in state if f"{name}.".startswith(f"{path}."))
-"""
-_OF_GATES = """    for pattern, gates, _ in GATES.values():
-        known.update(pattern.format(gate) for gate in gates)
 """
 _NDIMS = {"nn.Linear": {"weight": 2, "bias": 1}, "nn.LayerNorm": {}}
 
@@ -171,23 +153,6 @@ def _tuple(items: Sequence[str]) -> str:
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
-def _pattern(ours: str, parts: Sequence[Place], lists: Mapping[str, str]) -> str:
-    """Returns the line of a table: the names of the arrays of gates, and what differs in them."""
-    names = [own_name(name, lists) for name, _ in parts]
-    begin = _alike(names)
-    end = _alike([name[begin:][::-1] for name in names])
-    gates = [name[begin : len(name) - end] for name in names]
-    pattern = f"{names[0][:begin]}{{}}{names[0][len(names[0]) - end :]}"
-    told = "".join(gates) if all(len(gate) == 1 for gate in gates) else tuple(gates)
-    return f"    {ours!r}: ({pattern!r}, {told!r}, {parts[0][1]}),"
-
-
-def _alike(names: Sequence[str]) -> int:
-    """Returns how many letters names begin with alike."""
-    columns = zip(*names, strict=False)
-    return len([*itertools.takewhile(lambda column: len({*column}) == 1, columns)])
-
-
 def print_loading(draft: Any) -> str:
     """Returns `load_weights` with its tables."""
     known = tables_of(draft)
@@ -211,27 +176,17 @@ def print_loading(draft: Any) -> str:
         loading = loading.replace(_LISTS, "")
     stacks = draft.program.stacks.items()
     stacked = {own_name(_stem(whole, rows), lists): len(rows) for whole, rows in stacks}
-    state = "state"
     lacking, ignored = names_beside(draft)
     if any("BatchNorm" in one.layer.kind for one in draft.forms.values() if one.layer is not None):
         lacking.append(".num_batches_tracked")
     if stacked:
         lines.append(f"STACKED = {stacked!r}")
         loading = _TAKE_APART + loading
-        state = f"take_apart({state})"
-    if known.joined:
-        gates = (_pattern(ours, parts, lists) for ours, parts in known.joined.items())
-        lines += ["GATES = {", *gates, "}"]
-        loading = _JOIN_GATES + loading.replace(_LISTS, _LISTS_BESIDE_GATES)
-        state = f"join_gates({state})"
-    if state == "state":
-        loading = loading.replace("    given = join_gates(take_apart(state))\n", "")
-        loading = loading.replace("given", "state")
-    else:
-        loading = loading.replace("join_gates(take_apart(state))", state)
-        found = "".join([_OF_STACKS if stacked else "", _OF_GATES if known.joined else ""])
         begin = "    known, missing = set(), []\n"
-        loading = loading.replace(begin, begin + found)
+        loading = loading.replace(begin, begin + _OF_STACKS)
+    else:
+        loading = loading.replace("    given = take_apart(state)\n", "")
+        loading = loading.replace("given", "state")
     names = draft.program.source_names
     collections = sorted({name.removesuffix(short) for short, name in names.items()} - {""})
     if collections:
@@ -241,7 +196,7 @@ def print_loading(draft: Any) -> str:
         strip = _WITHOUT_COLLECTIONS
         loading = (strip if kept else strip.replace("name not in KEPT and ", "")) + loading
         begin = "    known, missing = set(), []\n"
-        first = begin if state == "state" else "    given = "
+        first = "    given = " if stacked else begin
         loading = loading.replace(first, f"    state = without_collections(state)\n{first}", 1)
     *tables, loading = print_checks(loading, lacking, ignored)
     lines += tables
