@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import functools
-import itertools
 import keyword
 import math
 import operator
@@ -18,8 +17,6 @@ from fmapper.programs.treespec import DType, Scalar
 
 _TUPLE = re.compile(r"(?m)^( *return )\((.*)\)$")
 _FIELD = re.compile(r"\{(\w+)\}")
-_LONGEST = 88
-_VAGUE = re.compile(r"\w+_\d+|size|value")  # names of arguments that say nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +67,6 @@ class _Fill(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return literal(self._given[node.id]) if node.id in self._given else node
-
-
-def construct(cls: str, arguments: Mapping[str, Any], *last: str) -> ast.expr:
-    """Returns a call; flags, and of more than three arguments those after the second, by name.
-
-    Names that say nothing, as `width_2`, are left out where that is possible.
-
-    Examples:
-        >>> text(construct("Block", {"width": 3, "depth": 4}, "rngs=rngs"))
-        'Block(3, 4, rngs=rngs)'
-        >>> text(construct("Block", {"width": 3, "depth": 4, "kernel_size": 5, "strides": 2}))
-        'Block(3, 4, kernel_size=5, strides=2)'
-        >>> text(construct("Block", {"width": 3, "width_2": 4, "width_3": 5, "width_4": 6}))
-        'Block(3, 4, 5, 6)'
-        >>> text(construct("Block", {"width": 3, "is_causal": True}))
-        'Block(3, is_causal=True)'
-    """
-    numbered = [*itertools.takewhile(_VAGUE.fullmatch, list(arguments)[2:])]
-    by_name = list(arguments)[2 + len(numbered) :] if len(arguments) > 3 else []
-    flags = [at for at, value in enumerate(arguments.values()) if isinstance(value, bool)]
-    by_name += list(arguments)[flags[0] :] if flags else []
-    given = [f"{key}={{{i}}}" if key in by_name else f"{{{i}}}" for i, key in enumerate(arguments)]
-    return expr(f"{cls}({', '.join([*given, *last])})", *arguments.values())
 
 
 def elements(values: Any) -> Any:
@@ -152,30 +126,6 @@ def statement_text(statement: ast.AST) -> str:
     except SyntaxError:  # they were not around all of it
         return whole
     return bare if is_same else whole
-
-
-def replace_nodes(tree: Any, nodes: Mapping[int, ast.expr]) -> Any:
-    """Puts code in the place of nodes of a tree, which changes it, and returns the tree.
-
-    Args:
-        tree: The tree.
-        nodes: The `id` of each node -> the code.
-    """
-    return _ReplaceNodes(nodes).visit(tree)
-
-
-class _ReplaceNodes(ast.NodeTransformer):
-    def __init__(self, nodes: Mapping[int, ast.expr]) -> None:
-        self._nodes = nodes
-
-    def visit(self, node: ast.AST) -> Any:
-        found = self._nodes.get(id(node))
-        return found if found is not None else self.generic_visit(node)
-
-
-def is_short(node: ast.AST) -> bool:
-    """Returns whether code fits into one line."""
-    return len(text(node)) <= _LONGEST
 
 
 def name(identifier: str) -> ast.expr:

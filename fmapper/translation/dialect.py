@@ -206,18 +206,6 @@ class Dialect(ABC):
     def layer_of_call(self, structure: Structure, unit: Unit, call: Call) -> Layer | None:
         """Returns the layer that computes one operation on arrays of the submodule."""
 
-    def layer_of_arrays(
-        self, structure: Structure, kind: str, arrays: Mapping[str, str]
-    ) -> Layer | None:
-        """Returns the layer that holds what a submodule does that nobody calls.
-
-        Args:
-            structure: The program.
-            kind: The submodule's class.
-            arrays: Its arrays by their names there, as values of the program.
-        """
-        return None
-
     @abstractmethod
     def dtype(self, name: str) -> ast.expr:
         """Returns the code for a dtype."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,11 @@ from fmapper.programs.reading.titles import class_name
 from fmapper.programs.treespec import Ref
 from fmapper.translation.code import attribute_name, identifier
 from fmapper.translation.naming import singular
-from fmapper.translation.units import Structure, Unit, is_own, local_array, refs_of
+from fmapper.translation.units import Structure, Unit, is_own, local_array
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
-    from fmapper.translation.dialect import Dialect, Layer
-
-_LEAST_NAMED = 3  # sequences of one class, which then is one of the file
+    from fmapper.translation.dialect import Layer
 
 
 @dataclass(slots=True)
@@ -123,33 +120,6 @@ def arrays_at(
     }
 
 
-def layers_of_arrays(
-    structure: Structure, dialect: Dialect, claimed: Collection[str]
-) -> dict[str, Layer]:
-    """Maps the submodules that nobody calls, though their arrays are read, to layers for those.
-
-    Args:
-        structure: The program.
-        dialect: The target.
-        claimed: The arrays that other layers hold.
-    """
-    called = {one.path for one in structure.root.units()}
-    read = {name for call in structure.root.calls() for name in refs_of(call)}
-    held: dict[str, dict[str, str]] = {}
-    for value, given in structure.inputs.items():
-        path, _, name = str(given.target).rpartition(".")
-        if given.kind in ("parameter", "buffer") and path and path not in called:
-            held.setdefault(path, {})[name] = value
-    found: dict[str, Layer] = {}
-    for path, arrays in held.items():
-        kind = structure.program.types.get(path, "")
-        layer = dialect.layer_of_arrays(structure, kind, arrays)
-        is_free = not {*claimed} & {f"{path}.{name}" for name in arrays}
-        if layer and is_free and read & {*arrays.values()}:
-            found[path] = layer
-    return found
-
-
 def is_chain(structure: Structure, unit: Unit) -> bool:
     """Returns whether a unit does nothing but call its items in order.
 
@@ -212,14 +182,6 @@ def class_at(program: Program, path: str) -> str:
     return program.types.get(path, "").rpartition(".")[2]
 
 
-def named_sequences(program: Program, sequences: Iterable[str]) -> frozenset[str]:
-    """Returns the sequences that are of classes of the source, of which there are several."""
-    kinds = {path: class_at(program, path) for path in sequences if path}
-    counts = Counter(kinds.values())
-    named = {kind for kind, count in counts.items() if count >= _LEAST_NAMED} - {"Sequential"}
-    return frozenset(path for path, kind in kinds.items() if kind in named)
-
-
 def lists_below(
     node: Node, is_list: Callable[[Node], bool], program: Program
 ) -> tuple[dict[str, int], dict[str, list[str]]]:
@@ -273,45 +235,3 @@ def differs_by_module(program: Program, target: str) -> bool:
 def size_of_array(array: Any) -> int:
     """Returns the number of elements of an array."""
     return math.prod(int(size) for size in array.shape)
-
-
-def levels_of(
-    root: Node, is_class: Callable[[Node], bool], types: Mapping[str, str]
-) -> list[list[Node]]:
-    """Returns the submodules that have classes, each after those in it, in as few groups as can be.
-
-    Those of one class of the source are in one group, so that they can be one class of the file,
-    unless one of them is in another.
-
-    Args:
-        root: The tree.
-        is_class: Whether a submodule has a class.
-        types: Paths of submodules -> their classes in the source.
-    """
-    order: list[tuple[Node, list[Node]]] = []  # with the nearest below them that have classes
-
-    def visit(node: Node) -> list[Node]:
-        below = [one for child in node.children.values() for one in visit(child)]
-        if not is_class(node):
-            return below
-        order.append((node, below))
-        return [node]
-
-    visit(root)
-    for together in (True, False):
-        levels: dict[int, int] = {}
-        by_type: dict[str, int] = {}
-        for _ in range(len(order) + 1):
-            before = dict(levels)
-            for node, below in order:
-                level = 1 + max((levels[id(one)] for one in below), default=0)
-                kind = types.get(node.path, "")
-                if together and kind:
-                    level = by_type[kind] = max(level, by_type.get(kind, 0))
-                levels[id(node)] = level
-            if levels == before:
-                found: dict[int, list[Node]] = {}
-                for node, _ in order:
-                    found.setdefault(levels[id(node)], []).append(node)
-                return [found[level] for level in sorted(found)]
-    raise AssertionError("a tree has levels")

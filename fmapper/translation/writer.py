@@ -33,7 +33,6 @@ from fmapper.translation.places import (
     differs_by_module,
     is_chain,
     is_item,
-    layers_of_arrays,
     lists_below,
     place_of_layer,
     size_of_array,
@@ -91,7 +90,6 @@ class _Writer:
         self.root = Node("")
         self.sequences: dict[str, int] = {}  # their paths -> how many parts they have
         self.places: dict[str, str] = {}  # calls that are layers -> where those are
-        self.uncalled: dict[str, Layer] = {}  # layers of which the arrays are read
         self.loaded: set[str] = set()  # arrays that the file does not have the values of
         self.scans = Scans(self, wanted=scan)
         self.evaluation: _Writer | None = None  # of another program for evaluation
@@ -106,7 +104,6 @@ class _Writer:
         self._find_layers(root)
         self._find_sequences(root)
         self._claim_layers_of_calls(root)
-        self._claim_layers_of_arrays()
         self._write_units(root)
         changes.refuse_lost(self.structure, self.forms, self.bodies, self.owners)
         self._build_tree()
@@ -175,13 +172,6 @@ class _Writer:
                         taken.add(attr)
                         self.places[step.name] = attr
                         self._claim(layer, path)
-
-    def _claim_layers_of_arrays(self) -> None:
-        """Finds the layers that nobody calls, though their arrays are read."""
-        for path, layer in layers_of_arrays(self.structure, self.dialect, self.owners).items():
-            if self._can_claim(layer, path):
-                self._claim(layer, path)
-                self.uncalled[path] = layer
 
     def _write_units(self, root: Unit) -> None:
         """Writes the bodies, inner ones first; a submodule that is called twice has one class."""
@@ -254,8 +244,6 @@ class _Writer:
                 self._node(unit.path).layer = form.layer
             else:
                 self._node(unit.path)
-        for path, layer in self.uncalled.items():
-            self._node(path).layer = layer
         for path, bodies in self.bodies.items():
             for _, body in bodies:
                 for attr, layer in body.layers.items():

@@ -6,7 +6,7 @@ import ast
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.program import refs_in
@@ -103,14 +103,6 @@ class Body:
     def lines(self) -> list[str]:
         """Returns the statements as text."""
         return [str(statement) for statement in self.statements]
-
-    def by_line(self) -> dict[str, Statement]:
-        """Maps the text of statements to those, with shapes only where they are always the same."""
-        found: dict[str, Statement] = {}
-        for one in self.statements:
-            if found.setdefault(str(one), one).shapes != one.shapes:
-                found[str(one)] = replace(one, shapes={})
-        return found
 
 
 @dataclass(slots=True)

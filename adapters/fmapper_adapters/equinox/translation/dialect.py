@@ -59,10 +59,6 @@ class EquinoxDialect(JaxDialect):
         """Returns a layer of Equinox."""
         return restate(super().layer_of_call(structure, unit, call))
 
-    def layer_of_arrays(self, structure: Any, kind: str, arrays: Any) -> Layer | None:
-        """Returns a layer of Equinox."""
-        return restate(super().layer_of_arrays(structure, kind, arrays))
-
     def parameter(self, array: Any) -> ast.expr:
         """Returns an array, with its values if they are constant."""
         known = self.fill(array)

@@ -50,7 +50,6 @@ _CONVS = {
 HELPERS = {
     **_CONVS,
     "LayerNorm": Helper(_NORM.format(name="LayerNorm", what="Normalisation")),
-    "RMSNorm": Helper(_NORM.format(name="RMSNorm", what="Division by the root mean square")),
     "Sequential": Helper('''class Sequential(eqx.nn.Sequential):
     """Parts that are called one after the other, and functions."""
 

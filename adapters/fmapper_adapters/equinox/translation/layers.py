@@ -14,7 +14,6 @@ _KINDS = {
     "nnx.Embed": "Embedding",
     "PaddedEmbed": "PaddedEmbedding",
     "nnx.LayerNorm": "LayerNorm",
-    "nnx.RMSNorm": "RMSNorm",
     "nnx.Dropout": "Dropout",
 }
 _KEYWORDS = {
@@ -32,7 +31,7 @@ _GONE = ("use_fast_variance", "transpose_kernel", "param_dtype", "rngs", "moment
 
 def restate(layer: Layer | None) -> Layer | None:
     """Returns a layer in the terms of Equinox; None where it has no such layer."""
-    if layer is None or layer.kind in ("SpectralNorm", "EmbeddingBag"):
+    if layer is None or layer.kind == "SpectralNorm":
         return None
     if layer.kind == "WeightNorm":
         return _weight_norm(layer)
@@ -52,8 +51,6 @@ def restate(layer: Layer | None) -> Layer | None:
         kind = f"{kind}{len(sizes)}d"
     if text(keywords.get("eps", expr("None"))) == "1e-05":
         del keywords["eps"]
-    if kind == "RMSNorm":
-        keywords["use_bias"] = expr("False")  # Equinox adds one unless it is told not to
     if kind == "GroupNorm":
         args = [args[1], args[0]]
     if kind == "Dropout" and "broadcast_dims" in keywords:

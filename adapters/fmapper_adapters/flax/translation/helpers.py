@@ -178,22 +178,6 @@ HELPERS = {
         rows = super().__call__(inputs)
         is_padding = (inputs == self.padding_idx)[..., None]
         return jnp.where(is_padding, jax.lax.stop_gradient(rows), rows)'''),
-    "EmbeddingBag": Helper('''class EmbeddingBag(nnx.Embed):
-    """The sum or the mean of the rows of a table at the indices of each bag."""
-
-    def __init__(self, *sizes, mode="sum", padding_idx=None, **options):
-        super().__init__(*sizes, **options)
-        self.mode = mode
-        self.padding_idx = padding_idx
-
-    def __call__(self, inputs):
-        is_row = jnp.ones(inputs.shape, bool)
-        if self.padding_idx is not None:
-            is_row = inputs != self.padding_idx
-        total = (super().__call__(inputs) * is_row[..., None]).sum(axis=-2)
-        if self.mode == "sum":
-            return total
-        return total / jnp.maximum(is_row.sum(axis=-1, keepdims=True), 1)'''),
     "GroupNorm": Helper(_CHANNELS.format(name="GroupNorm", what="Normalisation of groups")),
     "BatchNorm": Helper('''class BatchNorm(nnx.BatchNorm):
     """Normalisation of batches, with the channels first and running statistics as in PyTorch."""

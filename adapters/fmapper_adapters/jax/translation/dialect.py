@@ -142,10 +142,6 @@ class JaxDialect(Dialect):
         """Returns a layer, in the terms of NNX."""
         return layers.layer_of_call(structure, unit, call)
 
-    def layer_of_arrays(self, structure: Any, kind: str, arrays: Any) -> Layer | None:
-        """Returns a layer, in the terms of NNX."""
-        return layers.layer_of_arrays(structure, kind, arrays)
-
     def fallback(self, call: Call) -> str:
         """Returns the name of the helper that lowers a call.
 

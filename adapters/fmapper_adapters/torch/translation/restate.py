@@ -289,11 +289,7 @@ class _Restated:
                 raise ConversionError(f"{self.program.name}: {node.target} has no source yet")
             name = self._name(node)
             given = [one for one in node.all_input_nodes if one.op == "get_attr"]
-            inner = [
-                self._inner(modules[one.target])
-                for one in given
-                if one.target in modules
-            ]
+            inner = [self._inner(modules[one.target]) for one in given if one.target in modules]
             found.append(self._call(node, name, inner))
         return found
 

@@ -27,7 +27,6 @@ _BINARY = {
     torch.true_divide, torch.remainder, torch.fmod,
 }  # fmt: skip
 _WITH_TENSORS = {torch.maximum, torch.minimum, torch.atan2}  # take no number
-_POOLINGS = (F.avg_pool2d, F.avg_pool3d)
 _SHAPING = {"expand", "reshape", "view", "unsqueeze", "squeeze", "contiguous", "permute", "t"}
 _MOST = 64  # elements of what is computed to see whether it is one number
 

@@ -55,10 +55,6 @@ class FunctionsDialect(JaxDialect):
         """Returns a layer as a function."""
         return restate(super().layer_of_call(structure, unit, call))
 
-    def layer_of_arrays(self, structure: Any, kind: str, arrays: Any) -> Layer | None:
-        """Returns None: arrays that a model only reads stay arrays."""
-        return None
-
     def parameter(self, array: Any) -> ast.expr:
         """Returns an array, with its values if they are constant."""
         known = self.fill(array)

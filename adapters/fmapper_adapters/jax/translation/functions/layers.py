@@ -15,7 +15,6 @@ _FUNCTIONS = {
     "nnx.Embed": "embedding",
     "PaddedEmbed": "padded_embedding",
     "nnx.LayerNorm": "layer_norm",
-    "nnx.RMSNorm": "rms_norm",
     "nnx.Dropout": "dropout",
     "BatchNorm": "batch_norm",
     "GroupNorm": "group_norm",
@@ -62,10 +61,8 @@ def restate(layer: Layer | None) -> Layer | None:
     maker = f"init_{name}"
     if name == "padded_embedding":
         maker = "init_embedding"
-    if name in ("layer_norm", "rms_norm", "group_norm"):
+    if name in ("layer_norm", "group_norm"):
         maker = "init_norm"
-    if name == "rms_norm":
-        making["use_bias"] = expr("False")
     if name == "group_norm":
         keywords = {"groups": args.pop(1), **keywords}
     if name in ("dropout", "attention_with_dropout"):

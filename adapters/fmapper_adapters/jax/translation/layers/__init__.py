@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fmapper import ConversionError
 from fmapper.programs import Program
-from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_array
+from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr
 from fmapper_adapters.jax.translation.layers import recurrent
-from fmapper_adapters.jax.translation.layers.bags import bag
 from fmapper_adapters.jax.translation.layers.convolutions import convolution, transposed_conv
 from fmapper_adapters.jax.translation.layers.gradients import with_own_gradients
 from fmapper_adapters.jax.translation.layers.noise import attention, drop_path, dropout
-from fmapper_adapters.jax.translation.layers.products import linear_of_rows, product, with_linears
 from fmapper_adapters.jax.translation.layers.rows import with_bounded_rows
 from fmapper_adapters.jax.translation.layers.site import Site, keywords, stem_of
 from fmapper_adapters.jax.translation.layers.slices import Slices, with_slices
 from fmapper_adapters.jax.translation.layers.stacks import with_broadcasts, with_stacks
 from fmapper_adapters.jax.translation.layers.weight_norms import layer_under_norm
-
-# Layers that a model may only read -> their arrays.
-_ARRAYS = {
-    "torch.nn.modules.linear.Linear": frozenset({"weight", "bias"}),
-    "torch.nn.modules.sparse.Embedding": frozenset({"weight"}),
-}
 
 
 def prepare_program(program: Program) -> tuple[Program, Slices]:
@@ -35,7 +26,7 @@ def prepare_program(program: Program) -> tuple[Program, Slices]:
     """
     simple = with_own_gradients(with_bounded_rows(with_stacks(program)))
     parted, slices = with_slices(simple)
-    return with_broadcasts(with_linears(parted)), slices
+    return with_broadcasts(parted), slices
 
 
 def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
@@ -51,10 +42,7 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
     return (
         recurrent.layers(structure, unit, calls)
         or recurrent.cell(structure, unit, calls)
-        or _rms_norm(structure, unit, calls)
-        or linear_of_rows(structure, unit, calls)
         or drop_path(structure, unit, calls)
-        or bag(structure, unit, calls)
         or layer_under_norm(structure, unit, layer_of_call)
     )
 
@@ -69,26 +57,6 @@ def layer_of_call(structure: Structure, unit: Unit, call: Call) -> Layer | None:
     name = call.op.partition("::")[2].partition(".")[0]
     make = _LAYERS.get(name)
     return make(Site(structure, unit, call)) if make is not None else None
-
-
-def layer_of_arrays(structure: Structure, kind: str, arrays: Mapping[str, str]) -> Layer | None:
-    """Returns the layer of NNX for a linear layer or a table that the code only reads."""
-    names = {*arrays} if {*arrays} <= _ARRAYS.get(kind, frozenset()) else set()
-    if "weight" not in names or any(
-        structure.inputs[one].kind != "parameter" for one in arrays.values()
-    ):
-        return None
-    weight = arrays["weight"]
-    rows, columns = structure.values[weight][1]
-    options = keywords(structure.values[weight][0])
-    held: dict[str, Any] = {weight: ("embedding", None)}
-    if kind.endswith(".Embedding"):
-        code = expr(f"nnx.Embed({rows}, {columns}, {options}rngs=rngs)")
-        return Layer(code, (), "", held, "nnx.Embed")
-    options = options if "bias" in names else f"use_bias=False, {options}"
-    held = {weight: ("kernel", (1, 0))} | {arrays[one]: ("bias", None) for one in names & {"bias"}}
-    code = expr(f"nnx.Linear({columns}, {rows}, {options}rngs=rngs)")
-    return Layer(code, (), "", held, "nnx.Linear")
 
 
 def _linear(site: Site) -> Layer | None:
@@ -126,27 +94,6 @@ def _embedding(site: Site) -> Layer | None:
     code = expr(f"{kind}({count}, {features}, {options}rngs=rngs)")
     arrays: dict[str, Any] = {weight[0]: ("embedding", None)}
     return Layer(code, (given.name,), site.call.name, arrays, kind, stem_of(weight[1], "embed"))
-
-
-def _rows(site: Site) -> Layer | None:
-    """Finds `weight[ids]`, which looks rows up."""
-    weight, indices = site.array(0), site.arg(1)
-    if weight is None or not isinstance(indices, tuple) or len(indices) != 1:
-        return None
-    (given,) = indices
-    if not isinstance(given, Ref) or len(site.shape(weight[0])) != 2:
-        return None
-    is_table = site.structure.inputs[weight[0]].kind == "parameter"
-    if not is_table or site.dtype(given.name) not in ("int32", "int64"):
-        return None
-    count, features = site.shape(weight[0])
-    dtype = site.dtype(weight[0])
-    if not dtype.startswith(("float", "bfloat")):
-        return None
-    code = expr(f"nnx.Embed({count}, {features}, {keywords(dtype)}rngs=rngs)")
-    arrays: dict[str, Any] = {weight[0]: ("embedding", None)}
-    stem = stem_of(weight[1], "embed")
-    return Layer(code, (given.name,), site.call.name, arrays, "nnx.Embed", stem)
 
 
 def _layer_norm(site: Site) -> Layer | None:
@@ -245,10 +192,7 @@ def _group_norm(site: Site) -> Layer | None:
 _LAYERS = {
     "scaled_dot_product_attention_with_dropout": attention,
     "linear": _linear,
-    "matmul": product,
-    "mm": product,
     "embedding": _embedding,
-    "index": _rows,
     "layer_norm": _layer_norm,
     "native_layer_norm": _layer_norm,
     "convolution": convolution,
@@ -267,69 +211,3 @@ _LAYERS = {
     "native_dropout": dropout,
     "dropout": dropout,
 }
-
-
-# --- layers of several operations -----------------------------------------------------------------
-
-
-def _rms_norm(structure: Structure, unit: Unit, calls: list[Call]) -> Layer | None:
-    """Finds `x * rsqrt(mean(x ** 2) + eps) * weight`, in float32 for halves."""
-    made = {call.name: call for call in calls}
-
-    def producer(value: Any) -> Call | None:
-        return made.get(value.name) if isinstance(value, Ref) else None
-
-    def through_casts(value: Any) -> Any:
-        call = producer(value)
-        while call is not None and call.op.startswith(("aten::_to_copy", "aten::to.")):
-            value = call.args[0]
-            call = producer(value)
-        return value
-
-    if len(unit.gives) != 1:
-        return None
-    last = producer(through_casts(Ref(unit.gives[0])))
-    if last is None or not last.op.startswith("aten::mul") or len(last.args) != 2:
-        return None
-    for weight, normed in (last.args, last.args[::-1]):
-        if not isinstance(weight, Ref):
-            continue
-        local = local_array(structure, unit, weight.name)
-        shape = structure.values.get(weight.name, ("", ()))[1]
-        product = producer(through_casts(normed))
-        if local is None or len(shape) != 1 or product is None:
-            continue
-        if not product.op.startswith("aten::mul"):
-            continue
-        for x, scale in (product.args, product.args[::-1]):
-            root = producer(scale)
-            if root is None or not root.op.startswith("aten::rsqrt"):
-                continue
-            total = producer(root.args[0])
-            if total is None or not total.op.startswith("aten::add"):
-                continue
-            mean, eps = producer(total.args[0]), total.args[1]
-            if mean is None or not mean.op.startswith("aten::mean") or isinstance(eps, Ref):
-                continue
-            square = producer(mean.args[0])
-            if square is None or mean.args[1:] not in (((-1,), True), ([-1], True)):
-                continue
-            is_square = (square.op.startswith("aten::pow") and square.args[1] in (2, 2.0)) or (
-                square.op.startswith("aten::mul") and square.args[0] == square.args[1]
-            )
-            source = through_casts(x)
-            if not is_square or through_casts(square.args[0]) != source:
-                continue
-            if not isinstance(source, Ref) or source.name in made:
-                continue
-            dtype = structure.values[source.name][0]
-            result = structure.values[unit.gives[0]][0]
-            if dtype != result or structure.values[weight.name][0] != dtype:
-                continue
-            options = f"epsilon={eps!r}, use_fast_variance=False, {keywords(dtype)}"
-            code = f"nnx.RMSNorm({shape[0]}, {options}rngs=rngs)"
-            return Layer(
-                expr(code), (source.name,), unit.gives[0], {weight.name: ("scale", None)},
-                "nnx.RMSNorm", "norm",
-            )  # fmt: skip
-    return None
