@@ -31,25 +31,6 @@ def targets(statement: str) -> tuple[str, ...]:
     return tuple(map(_name, _parts(_target(statement))))
 
 
-@functools.lru_cache(maxsize=4096)
-def targets_of(statement: str, count: int) -> tuple[str, ...]:
-    """Returns the variables that a statement assigns a number of values to.
-
-    A variable that holds several of them names each, as do tuples in the tuple of the targets.
-
-    Examples:
-        >>> targets_of("y, (h, c) = rnn(x)", 3), targets_of("y, state = rnn(x)", 3)
-        (('y', 'h', 'c'), ('y', 'state', 'state'))
-    """
-    found = targets(statement)
-    if len(found) == count or len(found) < 2:
-        return found
-    flat = [_name(leaf) for part in _parts(_target(statement)) for leaf in _parts(part)]
-    if len(flat) < count:
-        flat += [flat[-1]] * (count - len(flat))
-    return tuple(flat) if len(flat) == count else found
-
-
 def _target(statement: str) -> ast.AST | None:
     try:
         tree = ast.parse(statement).body

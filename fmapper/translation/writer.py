@@ -216,7 +216,7 @@ class _Writer:
     def _method(self, unit: Unit, form: Form, body: Body) -> str:
         """Returns the method of a body: that of an equal call, or a new one."""
         known = self.bodies.setdefault(unit.path, [])
-        found = results.find_method(known, form, self.forms.values())
+        found = results.find_method(known, form)
         if found is not None:
             return found
         wanted = unit.part.method if unit.part.method not in self.dialect.own_methods() else ""

@@ -30,7 +30,6 @@ from fmapper.translation.functions.forms import (
     Statement,
     condition_on,
     is_flat,
-    stands_apart,
     tuples_in,
 )
 from fmapper.translation.functions.keys import ordered_draws, take_keys
@@ -48,7 +47,7 @@ from fmapper.translation.guards.sizes import Sizes, UnknownSize
 from fmapper.translation.scans.derivatives import Enclosing, call_derived
 from fmapper.translation.scans.steps import units_in, with_loops
 from fmapper.translation.statements.origins import comments_on
-from fmapper.translation.units import Structure, Unit, is_of_library, refs_of, with_inner
+from fmapper.translation.units import Structure, Unit, is_of_library, with_inner
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
@@ -312,29 +311,13 @@ class _Run(Variables, Expressions, Flow, Calls):
                 self._names.holds[parameter] = structure.name
             elif is_flat(structure):
                 self._wholes.append((structure, name(parameter)))
-                if one.kind == "unused" or not self._is_taken_apart(structure):
+                if one.kind == "unused":
                     self._left[f"parameter {parameter}"] = 10**6
                     continue
                 self._bind_items(structure, parameter)
             else:
                 self._wholes += tuples_in(structure, name(parameter))
                 self._bind_items(structure, parameter)
-
-    def _is_taken_apart(self, structure: Any) -> bool:
-        """Returns whether an element of a tuple is used by itself."""
-        values = set(refs_in((structure,)))
-        for step in self._unit.steps:
-            if isinstance(step, Call):
-                if values & {*refs_of(step)}:
-                    return True
-                continue
-            form = self._writer._forms[id(step)]
-            given = [one for _, one in form.given if values & {*refs_in((one,))}]
-            if form.layer is not None and values & {*form.layer.inputs}:
-                return True
-            if any(one != structure for one in given):
-                return True
-        return stands_apart(self._returns, structure, values)
 
     def _call(self, call: Call) -> None:
         layer = self._layers.get(call.name)

@@ -55,7 +55,6 @@ class Calls:
     _define: Callable[[str, ast.expr, str, str], None]
     _emit: Callable[..., None]
     _hold_size: Callable[[str, str], None]
-    _is_taken_apart: Callable[[Any], bool]
     _line: Callable[[str], str]
     _new_name: Callable[..., str]
     _print_structure: Callable[[Any], ast.expr]
@@ -162,30 +161,10 @@ class Calls:
             return
         new = [v for v in dict.fromkeys(refs_in((returns,))) if v in unit.gives]
         hinted = naming.targets(self._line(source))
-        is_named = is_flat(returns) and len(hinted) == 1 and len(new) > 1
-        if is_named and not self._is_taken_apart(returns):
-            variable = self._new_name(unit.name, hinted[0])
-            self._names.holds[variable] = unit.name
-            self._within[unit.name] = tuple(refs_in((returns,)))
-            self._emit((variable,), node)
-            self._wholes.append((returns, name(variable)))
-            for i, one in enumerate(returns):
-                if isinstance(one, Ref) and one.name in new:
-                    self._bind(one.name, expr("{0}[{1}]", name(variable), i))
-            return
-        if is_flat(returns):
-            hinted = naming.targets_of(self._line(source), len(returns))
-        if isinstance(returns, tuple) and returns:  # with what it gives beside
-            result = unit.part.result
-            count = len(result) if isinstance(result, tuple) else 1
-            is_first = count > 1 or result == returns[0]
-            if is_first and len(hinted) == count < len(returns):
-                hinted += ("",) * (len(returns) - count)
         is_carried = isinstance(returns, tuple) and any(map(self._variable_of, returns))
         is_hinted = isinstance(returns, tuple) and len(hinted) == len(returns) > 1
         if is_flat(returns) or is_hinted or is_carried:
             targets = []
-            is_single = len(new) == 1 and Ref("") in returns  # of a layer that gives a tuple
             bound: dict[str, str] = {}
             counted: dict[str, str] = {}
             held: list[tuple[Any, str]] = []  # structures, with the variables that hold them
@@ -194,8 +173,6 @@ class Calls:
                 fresh = fresh and one.name not in bound  # it may be there twice
                 if fresh and self._left[one.name]:
                     wanted = hinted[i] if len(hinted) == len(returns) else ""
-                    if is_single and len({*hinted} - {"_"}) == 1:
-                        (wanted,) = {*hinted} - {"_"}
                     target = self._new_name(one.name, wanted)
                     targets.append(target)
                     self._names.holds[target] = one.name

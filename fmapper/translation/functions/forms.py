@@ -349,15 +349,3 @@ def _find_same(name: str, structure: Any) -> list[str]:
         elif isinstance(one, int | float | str):
             found.append(f"{place} == {text(literal(one))}")
     return found
-
-
-def stands_apart(structure: Any, whole: Any, values: set[str]) -> bool:
-    """Returns whether an element of a tuple stands in a structure that does not have it whole."""
-    if structure == whole:
-        return False
-    if isinstance(structure, Ref):
-        return structure.name in values
-    inner = structure.values() if isinstance(structure, Mapping) else structure
-    if not isinstance(inner, tuple | type({}.values())):
-        return False
-    return any(stands_apart(one, whole, values) for one in inner)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.bind import names_of_arguments
-from fmapper.programs.program import Part, Program, map_arguments, refs_in
+from fmapper.programs.program import Part, Program, refs_in
 from fmapper.programs.treespec import Other, Ref, TreeSpec
-from fmapper.translation.code import identifier, text
+from fmapper.translation.code import identifier
 from fmapper.translation.functions.forms import (
     Body,
     Form,
     Made,
-    Statement,
     is_lost,
     kind_of_field,
     with_objects,
@@ -149,16 +146,12 @@ def results_of_unit(unit: Unit, root: Unit, objects: Sequence[Made]) -> Any:
     return Ref(unit.gives[0]) if len(unit.gives) == 1 else tuple(map(Ref, unit.gives))
 
 
-def find_method(known: Sequence[tuple[str, Body]], form: Form, forms: Iterable[Form]) -> str | None:
-    """Returns the method that does what a call does; None where there is none yet.
-
-    It may give results that the call has no use for, such as the last state of a loop: what the
-    call returns is then changed to all that the method does.
+def find_method(known: Sequence[tuple[str, Body]], form: Form) -> str | None:
+    """Returns the method of a submodule that does what a call does; None where there is none yet.
 
     Args:
-        known: The methods of a submodule.
+        known: The methods of the submodule.
         form: A call of it.
-        forms: Those of other calls.
     """
     body = form.body
     assert body is not None
@@ -169,71 +162,4 @@ def find_method(known: Sequence[tuple[str, Body]], form: Form, forms: Iterable[F
             other.shapes += body.shapes
             other.tuples = dict(other.tuples.items() & body.tuples.items())
             return method
-        returns = None
-        if _does_all(other, body):
-            owner = next(one for one in forms if one.body is other)
-            returns = _with_all(owner.returns, other, form.returns, body)
-        if returns is not None:
-            form.returns = returns
-            other.shapes += [replace(one, results=other.shapes[0].results) for one in body.shapes]
-            return method
     return None
-
-
-def _does_all(whole: Body, body: Body) -> bool:
-    """Returns whether a function does what another one does, and more that does not matter there.
-
-    What is more sets variables that no later statement of the other one reads.
-    """
-    if whole.written != body.written or whole.randoms != body.randoms:
-        return False
-    left = [*body.statements[:-1]]
-    set_here: set[str] = set()
-    for statement in whole.statements[:-1]:
-        targets = {*(statement.targets or ())}
-        if left and _is_alike(statement, left[0]):
-            if set_here & {*re.findall(r"\w+", str(left[0]))}:
-                return False
-            kept = {*(left.pop(0).targets or ())}
-            set_here = (set_here - kept) | (targets - kept)
-        elif targets and not statement.blocks and all(map(str.isidentifier, targets)):
-            set_here |= targets
-        else:
-            return False
-    return not left and not set_here & {*re.findall(r"\w+", str(body.statements[-1]))}
-
-
-def _is_alike(whole: Statement, one: Statement) -> bool:
-    """Returns whether statements are equal, but that one has no names for some results."""
-    if str(whole) == str(one):
-        return True
-    if whole.blocks or one.blocks or not whole.targets or not one.targets:
-        return False
-    pairs = itertools.zip_longest(whole.targets, one.targets)
-    return text(whole.node) == text(one.node) and all(b in (a, "_") for a, b in pairs)
-
-
-def _with_all(all_returns: Any, whole: Body, returns: Any, body: Body) -> Any:
-    """Returns all results of a function, with those of a call of it; None if it lacks some."""
-    had = {text(node): one for one, node in _leaves(returns, body.statements[-1].node)}
-    used: set[str] = set()
-
-    def fill(structure: Any, node: ast.expr) -> Any:
-        if isinstance(structure, tuple) and isinstance(node, ast.Tuple):
-            return tuple(map(fill, structure, node.elts))
-        code = text(node)
-        if code in had:
-            used.add(code)
-            return had[code]
-        return map_arguments(structure, lambda one: Ref("?") if isinstance(one, Ref) else one)
-
-    found = fill(all_returns, whole.statements[-1].node)
-    return found if used == had.keys() else None
-
-
-def _leaves(structure: Any, node: ast.expr) -> Iterator[tuple[Any, ast.expr]]:
-    if isinstance(structure, tuple) and isinstance(node, ast.Tuple):
-        for one, inner in zip(structure, node.elts, strict=True):
-            yield from _leaves(one, inner)
-    else:
-        yield structure, node
