@@ -138,7 +138,6 @@ def test_the_row_for_padding_gets_no_gradient(is_own):
     (module(ids) ** 2).sum().backward()
     (gradient,) = (np.asarray(leaf) for leaf in jax.tree.leaves(found))
     np.testing.assert_allclose(gradient, module.table.weight.grad, rtol=1e-5, atol=1e-5)
-    assert isinstance(model.table, nnx.Embed)
 
 
 class Bags(nn.Module):
@@ -153,13 +152,11 @@ class Bags(nn.Module):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("rows", [[[1, 2, 2, 0], [0, 0, 0, 0], [3, 0, 4, 9]], [[1], [0], [3]]])
-def test_bags_of_rows_are_layers(rows):
+def test_bags_of_rows(rows):
     torch.manual_seed(0)
     net = Bags()
     x = torch.tensor(rows)
     model = fmapper.convert(net, "flax", (x,), structure=True)
-    for part in (model.total, model.mean):
-        assert isinstance(part, nnx.Embed)
     fmapper.source(net, "flax", (x,), dynamic_shapes="auto")
     for found, wanted in zip(model(x.numpy()), net(x), strict=True):
         np.testing.assert_allclose(found, wanted.detach(), rtol=1e-5, atol=1e-6)
@@ -181,7 +178,7 @@ class CrossNet(nn.Module):
 
 
 @pytest.mark.nightly
-def test_matrices_of_a_list_are_a_list_of_layers():
+def test_matrices_of_a_list():
     torch.manual_seed(0)
     net = CrossNet()
     translated(net, torch.randn(3, 6))
