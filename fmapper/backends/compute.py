@@ -41,6 +41,8 @@ class Observation:
         name: The name of its result in the call; empty if it has none.
         operands: The names of the results that are its operands, as far as these are observed.
         loop: The iterations of the loops around it, outer ones first, such as `scan[3]`.
+        scope: What a model that was converted from this one calls the submodule, if not by its
+            path.
     """
 
     module: str
@@ -50,6 +52,7 @@ class Observation:
     name: str = ""
     operands: tuple[str, ...] = ()
     loop: str = ""
+    scope: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,11 +221,12 @@ def _by_name(sides: tuple[Side, Side]) -> Iterator[tuple[Observation, Difference
 
 
 def _occurrences(run: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
-    """Yields each result outside of loops with its module, operation and occurrence."""
+    """Yields each result outside of loops with its scope, operation and occurrence."""
     counts: dict[tuple[str, str], int] = {}
     for observation in run:
         if observation.loop:
             continue
-        key = observation.module, observation.op
+        scope = observation.module if observation.scope is None else observation.scope
+        key = scope, observation.op
         counts[key] = counts.get(key, 0) + 1
         yield (*key, counts[key]), observation

@@ -67,6 +67,7 @@ def test_every_operation_that_can_be_seen_is_the_same(name):
     sides = make_sides(model, fmapper.convert(model, "torch", args, kwargs), args, kwargs, None)
     pairs = (sides, reversed(sides))
     ours, theirs = (dict(_occurrences(a.watch(b.adapter))) for a, b in pairs)
+    ours = {key: seen for key, seen in ours.items() if key[1] not in ("weight", "input")}
     assert ours.keys() == theirs.keys()
     count = 0
     for key, seen in ours.items():

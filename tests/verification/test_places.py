@@ -61,6 +61,38 @@ def test_the_step_of_a_loop_is_named(model, loop):
     assert f"in {loop}: lax::" in str(report.first)
 
 
+def count_down(p, x, *, fault=False):
+    """Halves each element until it is small, one of a batch later than another."""
+
+    def halve(y):
+        return jax.lax.while_loop(lambda y: y > 1, lambda y: y * (0.4 if fault else 0.5), y)
+
+    return jax.vmap(halve)(x * p)
+
+
+def test_loops_of_a_batch_end_one_by_one():
+    p, x = jnp.ones(3), jnp.array([1.5, 3.0, 9.0])
+    (side, other) = make_sides((count_down, p), (count_down, p), (x,), {}, None)
+    last = [one for one in side.watch(other.adapter) if one.op == "lax::mul" and one.loop]
+    assert [one.loop for one in last] == [f"while[{step}]" for step in range(4)]
+    report = fmapper.verify((count_down, p), (lambda p, x: count_down(p, x, fault=True), p), x)
+    assert report.first.b.loop == "while[0]"
+    same = fmapper.verify((count_down, p), (count_down, p), x)
+    assert same
+
+
+def test_the_layer_of_a_converted_model_is_named():
+    nnx = pytest.importorskip("flax.nnx")
+    rngs = nnx.Rngs(0)
+    net = nnx.Sequential(nnx.Linear(4, 3, rngs=rngs), nnx.relu, nnx.Linear(3, 2, rngs=rngs))
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
+    wrong = fmapper.convert(net, "torch", (x,))
+    with torch.no_grad():
+        wrong.get_parameter("layers.2.kernel").mul_(1.5)
+    first = fmapper.verify(net, wrong, x).first
+    assert first.a.module == "layers.2"
+
+
 def test_a_loop_that_is_too_long_stays_whole(monkeypatch):
     monkeypatch.setattr("fmapper_adapters.jax.loops._MOST", 5)
     (side, other) = make_sides(

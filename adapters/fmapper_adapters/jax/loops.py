@@ -147,10 +147,19 @@ class Steps:
             ((going, _),) = self._jaxpr(
                 params["cond_jaxpr"], [*tests, *carry], inside, path, source
             )
-            if not bool(going):
+            if not going.any():
                 return carry
-            carry = self._jaxpr(params["body_jaxpr"], [*fixed, *carry], inside, path, source)
+            new = self._jaxpr(params["body_jaxpr"], [*fixed, *carry], inside, path, source)
+            pairs = zip(new, carry, strict=True)
+            carry = [(_where(going, x, old), name) for (x, name), (old, _) in pairs]
             step += 1
+
+
+def _where(going: Any, x: Any, old: Any) -> Any:
+    """Returns the elements of a batch whose loop goes on, and the old ones of the others."""
+    if not going.ndim:
+        return x
+    return jnp.where(going.reshape(going.shape + (1,) * (x.ndim - going.ndim)), x, old)
 
 
 def _empty(aval: Any) -> Any:

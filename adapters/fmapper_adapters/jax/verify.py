@@ -62,8 +62,9 @@ def operations(
             yield from steps.seen
             operands = tuple(dict.fromkeys(name for _, name in values if name))
         results = env[call.name] = [_words(x) for x, _ in values]
-        path = parts.part_in(call.module)
-        yield Observation(path, call.op, call.source, tuple(results), call.name, operands)
+        path, scope = parts.part_in(call.module), parts.scope_in(call.module)
+        of_call = tuple(results), call.name, operands
+        yield Observation(path, call.op, call.source, *of_call, scope=scope)
 
 
 def outline(program: Program) -> Iterator[Observation]:

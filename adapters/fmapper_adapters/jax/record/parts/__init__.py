@@ -13,6 +13,7 @@ from fmapper_adapters.jax.record.parts.calls import mark as mark
 from fmapper_adapters.jax.record.parts.calls import note_call as note_call
 from fmapper_adapters.jax.record.parts.calls import part_in as part_in
 from fmapper_adapters.jax.record.parts.calls import record_calls as record_calls
+from fmapper_adapters.jax.record.parts.calls import scope_in as scope_in
 from fmapper_adapters.jax.record.parts.calls import watch as watch
 from fmapper_adapters.jax.record.parts.functions import watch_functions as watch_functions
 from fmapper_adapters.jax.record.parts.reader import PartReader as PartReader

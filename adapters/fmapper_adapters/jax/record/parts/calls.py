@@ -142,6 +142,11 @@ def part_in(scopes: str) -> str:
     return paths[-1] if paths else scopes
 
 
+def scope_in(scopes: str) -> str:
+    """Returns the names of scopes without the parts, as they are where those are not recorded."""
+    return re.sub(r"@[^/()]+/?", "", scopes).strip("/")
+
+
 class _Arrays:
     """The arrays in arguments or results, and their replacements."""
 
