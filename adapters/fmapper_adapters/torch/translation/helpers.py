@@ -124,19 +124,6 @@ HELPERS = {
         if self.weight is None:
             return y
         return y * self.weight.view(shape) + self.bias.view(shape)'''),
-    "GroupNormLast": Helper('''class GroupNormLast(nn.GroupNorm):
-    """Normalisation of groups with the channels last, as in JAX."""
-
-    def forward(self, x):
-        x = x.movedim(-1, 1)
-        if not x.requires_grad:  # torch 2.13 crashes in the gradient for such an order in memory
-            x = x.contiguous()
-        return super().forward(x).movedim(1, -1)'''),
-    "GroupNormOfOne": Helper('''class GroupNormOfOne(nn.GroupNorm):
-    """Normalisation of groups of one example, without a dimension of the batch."""
-
-    def forward(self, x):
-        return super().forward(x[None])[0]'''),
     "Items": Helper('''class Items(nn.Module):
     """A list of arrays and modules."""
 
