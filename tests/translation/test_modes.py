@@ -226,10 +226,11 @@ def test_a_mode_is_recorded_once(monkeypatch):
     monkeypatch.setattr(TorchAdapter, "export_program", note)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
     x = torch.randn(5, 3)
-    _source, proof, reason = translate_proved(net, "flax", (x,))
+    source, proof, reason = translate_proved(net, "flax", (x,))
     assert proof
     assert "momentum=None" in reason
     assert recorded == [True, False]
+    assert source.code == translate(net, "flax", (x,))[0].code
     assert recorded == [True, False, False]
 
 

@@ -20,7 +20,7 @@ from fmapper.translation.functions.forms import (
     mentions,
 )
 from fmapper.translation.guards.sizes import Sizes, UnknownSize
-from fmapper.translation.units import Structure, Unit
+from fmapper.translation.units import Structure, Unit, refs_of
 
 _LONGEST = 88
 _ATOMS = (ast.Name, ast.Constant)
@@ -205,7 +205,10 @@ class Variables:
             return
         line = self._line(source)
         hinted = naming.targets(line)
-        is_final = any(self._line_of(user) != line for user in self._users.get(value, []))
+        is_final = any(
+            self._line_of(user) != line or self._repeats(value, user)
+            for user in self._users.get(value, [])
+        )
         target = self._new_name(value, hinted[0] if len(hinted) == 1 and is_final else "", op)
         self._emit((target,), node, line)
         self._names.holds[target] = value
@@ -219,6 +222,38 @@ class Variables:
             self._names.holds[target] = value
             self._bind(value, name(target))
 
+    def _repeats(self, value: str, user: Any) -> bool:
+        """Returns whether a value and its user are two iterations of a loop, or of two loops."""
+        for step in self._unit.steps:
+            if isinstance(step, Call) and step.name == value and isinstance(user, Call):
+                base = step.op.partition("::")[2].partition(".")[0]
+                is_view = base.startswith(_VIEWS) and not base.endswith("scatter")
+                return step.op == user.op and not is_view
+            if isinstance(step, Unit) and isinstance(user, Unit) and value in step.gives:
+                are_items = step.path[-1:].isdigit() and user.path[-1:].isdigit()
+                return (are_items and step.part.source != user.part.source) or (
+                    re.sub(r"\d+", "", step.path) == re.sub(r"\d+", "", user.path)
+                )
+        return isinstance(user, Unit) and self._follows_item(value, user)
+
+    def _follows_item(self, value: str, user: Unit) -> bool:
+        """Returns whether a line calls an item of a list with what it made of one before."""
+        makers = {v: step for step in self._unit.steps
+                  for v in (step.gives if isinstance(step, Unit) else (step.name,))}  # fmt: skip
+        line, kind = self._line_of(user), _ITEM.sub(".", user.path)
+        left, seen = [value], {value}
+        while left:
+            step = makers.get(left.pop())
+            if step is None or self._line_of(step) != line:
+                continue
+            other = step.path if isinstance(step, Unit) else user.path
+            if other != user.path and _ITEM.sub(".", other) == kind:
+                return True
+            new = {*(step.given if isinstance(step, Unit) else refs_of(step))} - seen
+            seen |= new
+            left += new
+        return False
+
     def _is_inline(self, value: str, node: ast.expr, source: str) -> bool:
         users = self._users.get(value, [])
         line = self._line(source)
@@ -227,7 +262,7 @@ class Variables:
         if users and users[0] is None:  # it is returned
             return length <= _LONGEST and (naming.is_plain(line) or not line)
         if line and line == other:
-            return length <= _LONGEST
+            return length <= _LONGEST and not self._repeats(value, users[0])
         if isinstance(users[0] if users else None, Call) and users[0].op == "sym::getitem":
             return True
         return naming.is_plain(line) and length <= _LONGEST // 2
