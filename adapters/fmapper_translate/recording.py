@@ -295,7 +295,7 @@ class Recording:
         operation = Operation(*what)
         self.operations.append(operation)
         frame: types.FrameType | None = sys._getframe(2)
-        if self.source.draws(operation.overload):
+        if self.source.draws(operation):
             self.has_drawn = True
             if not self.made:
                 self._note_maker(frame)

@@ -12,7 +12,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fmapper_translate.recording import Operation
 
 Tell = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
@@ -39,7 +42,7 @@ class Source(ABC):
         """Returns whether the functions in which an object was made have to be able to make it."""
 
     @abstractmethod
-    def draws(self, overload: Any) -> bool:
+    def draws(self, operation: Operation) -> bool:
         """Returns whether an operation draws random numbers."""
 
     @abstractmethod

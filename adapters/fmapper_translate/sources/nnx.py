@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,9 @@ from flax import nnx
 
 from fmapper_translate.functions import is_of_model
 from fmapper_translate.sources import Source, Tell
+
+if TYPE_CHECKING:
+    from fmapper_translate.recording import Operation
 
 
 class NnxSource(Source):
@@ -32,7 +35,7 @@ class NnxSource(Source):
         """Returns whether an object is a module."""
         return isinstance(value, nnx.Module)
 
-    def draws(self, overload: Any) -> bool:
+    def draws(self, operation: Operation) -> bool:
         """Returns False: operations are not watched."""
         return False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,6 +14,12 @@ from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.sources import Source, Tell
 from fmapper_translate.sources.derivatives import derivatives_run
 from fmapper_translate.targets.layers import Layers
+
+if TYPE_CHECKING:
+    from fmapper_translate.recording import Operation
+
+_SWITCHES = ("train", "training")  # arguments of operations that draw
+_RATES = ("p", "dropout_p", "dropout")
 
 
 class TorchSource(Source):
@@ -39,9 +45,16 @@ class TorchSource(Source):
         layer = self._layers.base_of(type(value))
         return layer is not None and layer.takes_rngs
 
-    def draws(self, overload: Any) -> bool:
-        """Returns whether an operation draws random numbers."""
-        return torch.Tag.nondeterministic_seeded in overload.tags
+    def draws(self, operation: Operation) -> bool:
+        """Returns whether an operation drew random numbers: not at a rate of 0 or in evaluation."""
+        overload = operation.overload
+        if torch.Tag.nondeterministic_seeded not in overload.tags:
+            return False
+        names = [item.name for item in overload._schema.arguments]
+        given = dict(zip(names, operation.args, strict=False)) | operation.kwargs
+        is_on = not any(name in names and not given.get(name, False) for name in _SWITCHES)
+        rates = [given.get(name, 0.0) for name in _RATES if name in names]
+        return is_on and ("generator" in names or all(rates))
 
     def classes(self, model: Any) -> list[type]:
         """Returns the classes of a model's parts, and their bases, that a file has to have."""
