@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fmapper.translation import expr, text
+from fmapper_translate.printing import rows
 from fmapper_translate.targets import layers
 from fmapper_translate.walk.errors import NotTranscribed
 
@@ -113,6 +114,65 @@ def write(expressions: Expressions, node: ast.expr, value: ast.expr) -> str:
     return file.target.write(file, expressions.function, target, made)
 
 
+def stays(expressions: Expressions, target: ast.expr, value: ast.expr) -> bool:
+    """Returns whether a call gives an attribute what it is: `self.mask = self.mask.to(x)`."""
+    name, events = ast.unparse(target), expressions.events(value)
+    reads = [node for node in ast.walk(value) if ast.unparse(node) == name]
+    values = [x for read in reads[:1] for x in expressions.values(read)]  # type: ignore[arg-type]
+    is_same = [event.value is x for event, x in zip(events, values, strict=False)]
+    return isinstance(target, ast.Attribute) and bool(is_same) and all(is_same)
+
+
+def write_part(
+    expressions: Expressions,
+    target: ast.Subscript,
+    value: ast.expr,
+    op: ast.operator | None = None,
+) -> str:
+    """Returns the statement that writes a value into a part of an array.
+
+    Args:
+        expressions: The printer of the function.
+        target: The part.
+        value: The value.
+        op: What computes the new one with it and the old one.
+
+    Raises:
+        NotTranscribed: It is a part of a part.
+    """
+    owner, index, new = (
+        expressions.code(target.value),
+        expressions.code(target.slice),
+        expressions.code(value),
+    )
+    if isinstance(target.value, ast.Subscript | ast.Call):
+        raise NotTranscribed("it writes into a part of a part")
+    parts = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+    values = [next(iter(expressions.values(part)), None) for part in parts]
+    under = (
+        under_mask(expressions, target, value)
+        if rows.is_mask(values[0]) and len(parts) == 1
+        else None
+    )
+    method = None if op is None else _METHODS.get(type(op))
+    if under is not None:
+        made = under if op is None else ast.BinOp(owner, op, under)
+        made = expr("jnp.where({0}, {1}, {2})", index, made, owner)
+    elif method is not None and not any(isinstance(item, torch.Tensor) for item in values):
+        made = expr(f"{{0}}.at[{{1}}].{method}({{2}})", owner, index, new)
+    else:
+        index, read = rows.place(expressions.file.places, index, values)
+        if op is not None:  # PyTorch writes once where an index is there several times
+            new = ast.BinOp(expr(f"{{0}}{read}", owner, index), op, new)
+        made = expr("{0}.at[{1}].set({2})", owner, index, new)
+    if is_array(expressions, target.value):
+        return write(expressions, target.value, made)
+    return f"{text(owner)} = {text(made)}"
+
+
+_METHODS = {ast.Add: "add", ast.Mult: "multiply", ast.Div: "divide"}  # of parts of arrays
+
+
 def change(expressions: Expressions, node: ast.expr, sign: str, value: ast.expr) -> str:
     """Returns the statement that adds a number to an array of a module, or multiplies it.
 
@@ -186,6 +246,28 @@ def share(expressions: Expressions, target: ast.Attribute, value: ast.expr) -> s
         raise NotTranscribed("both have other layouts")
     shared = variable(expressions, value)
     return f"{text(expressions.code(target.value))}.{key} = {text(shared)}"
+
+
+def replace(expressions: Expressions, target: ast.Attribute, code: ast.expr) -> str | None:
+    """Returns the statement that gives a layer a new array, whose name is another one in the file.
+
+    None for another module, or an array that has its name and dimensions in the file, too.
+
+    Args:
+        expressions: The printer of the function.
+        target: The array of the layer.
+        code: The code for the new one.
+    """
+    owners = expressions.values(target.value)
+    layer = expressions.file.layer_of(owners[-1]) if owners else None
+    key, axes = layer.variable(target.attr) if layer is not None else (target.attr, None)
+    if key == target.attr and axes is None:
+        return None
+    if not isinstance(code, ast.Call) or len(code.args) != 1:
+        raise NotTranscribed("it is not an array that is made here")
+    args = code.args if axes is None else [_transpose(code.args[0], axes)]
+    made = ast.Call(code.func, args, code.keywords)
+    return f"{text(expressions.code(target.value))}.{key} = {text(made)}"
 
 
 def _order_in_its_layer(expressions: Expressions, node: ast.expr) -> layers.Order:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributions import Distribution
 
-from fmapper.translation import expr
+from fmapper.translation import expr, literal
+from fmapper_translate.constructors.given_modules import take_apart
 from fmapper_translate.printing.folding import is_constant
+from fmapper_translate.targets import distributions
+from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions
@@ -91,7 +96,8 @@ def attention(expressions: Expressions, call: ast.Call) -> ast.expr | None:
         file, weights = expressions.file, expr("weights")
         drop = file.target.dropout(file, expressions.function, weights, rate, ast.Constant(True))
         more.append(ast.keyword("dropout", expr("lambda weights: {0}", drop)))
-    return ast.Call(expr("attention"), [codes[name] for name in _OF_ATTENTION[:3]], more)
+    func = expr(expressions.file.helper_name("attention"))
+    return ast.Call(func, [codes[name] for name in _OF_ATTENTION[:3]], more)
 
 
 _OF_ATTENTION = (
@@ -136,3 +142,104 @@ def meshgrid(expressions: Expressions, call: ast.Call) -> ast.expr:
     more = [] if "indexing" in given else [ast.keyword("indexing", ast.Constant("ij"))]
     made = ast.Call(call.func, args, call.keywords)
     return expressions.plain_call(made, expr("jnp.meshgrid"), more)
+
+
+def is_placement(callee: Any, call: ast.Call, values: Callable[[ast.expr], list[Any]]) -> bool:
+    """Returns whether a call moves a module to a device, and does nothing else with it."""
+    method = getattr(callee, "__func__", None)
+    given = [
+        x for node in (*call.args, *(key.value for key in call.keywords)) for x in values(node)
+    ]
+    return method in _PLACEMENTS and not any(
+        isinstance(x, torch.dtype | torch.Tensor) for x in given
+    )
+
+
+_PLACEMENTS = (nn.Module.to, nn.Module.cuda, nn.Module.cpu)
+
+
+def distribution(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr | None:
+    """Prints what makes a distribution or a method of one; None for other calls.
+
+    Raises:
+        NotTranscribed: It has no counterpart.
+    """
+    kind = callee if isinstance(callee, type) else type(getattr(callee, "__self__", None))
+    if not issubclass(kind, Distribution):
+        return None
+    known, name = DISTRIBUTIONS.get(kind), getattr(callee, "__name__", "")
+    if known is None or not hasattr(known, name if kind is not callee else "log_prob"):
+        raise NotTranscribed(f"{kind.__name__} or its {name} has no counterpart")
+    if kind is callee:
+        return expressions.plain_call(call, expr(expressions.file.helper_name(known.__name__)))
+    made = expressions.plain_call(call, expressions.code(call.func))
+    if name in ("sample", "rsample"):
+        key = expressions.file.target.key(expressions.file, expressions.function)
+        return ast.Call(made.func, [key, *made.args], made.keywords)
+    return made
+
+
+DISTRIBUTIONS: dict[type, type] = {
+    torch.distributions.Categorical: distributions.Categorical,
+    torch.distributions.Normal: distributions.Normal,
+}
+
+
+def attention_forward(expressions: Expressions, call: ast.Call) -> ast.expr:
+    """Prints `F.multi_head_attention_forward`.
+
+    Raises:
+        NotTranscribed: It drops weights, or has more keys and values than it is given.
+    """
+    names = {str(key.arg): key.value for key in call.keywords}
+    signature = inspect.signature(nn.functional.multi_head_attention_forward)
+    given = signature.bind(*call.args, **names).arguments
+    for name in ("bias_k", "bias_v", "add_zero_attn", "dropout_p", "static_k", "static_v"):
+        code = expressions.code(given[name]) if name in given else ast.Constant(None)
+        if not isinstance(code, ast.Constant) or code.value:
+            raise NotTranscribed(f"{name} of multi_head_attention_forward has no counterpart")
+    return expressions.plain_call(call, expr("multi_head_attention_forward"))
+
+
+def entry(
+    expressions: Expressions,
+    node: ast.Subscript,
+    registry: dict[Any, Any],
+    kinds: set[Any],
+    print_global: Callable[[ast.expr, Any], ast.expr],
+) -> ast.expr:
+    """Returns the code for a class, function or module from a table of the source's module.
+
+    The file then has these.
+
+    Raises:
+        NotTranscribed: The table is made when the model runs, or has arrays.
+    """
+    if not expressions.static(node.value)[0] or not isinstance(node.value, ast.Name):
+        raise NotTranscribed("its table is made when the model runs")
+
+    def code(kind: Any) -> ast.expr:
+        if not isinstance(kind, nn.Module):
+            return print_global(node, kind)
+        if kind.state_dict():
+            raise NotTranscribed("its table has arrays, which all models share")
+        return expressions.file.value(take_apart(kind, set()))
+
+    used = {key: code(kind) for key, kind in registry.items() if kind in kinds}
+    expressions.file.tables[node.value.id] = ast.Dict([*map(literal, used)], [*used.values()])
+    return ast.Subscript(node.value, expressions.code(node.slice), ast.Load())
+
+
+def has_no_effect(expressions: Expressions, call: ast.Call, callee: Any) -> bool:
+    """Returns whether a file does without a call: of hooks, devices or seeds."""
+    name, constructs = getattr(call.func, "attr", ""), expressions.file.constructs
+    seeds = getattr(callee, "__name__", "") in _SEEDS and constructs(expressions.function)
+    return name in _WITHOUT_EFFECT or seeds or is_placement(callee, call, expressions.values)
+
+
+_SEEDS = frozenset({"manual_seed", "manual_seed_all", "seed"})
+_WITHOUT_EFFECT = frozenset({  # hooks of state dicts, and the place of weights in memory
+    "flatten_parameters",
+    "_register_load_state_dict_pre_hook", "register_load_state_dict_pre_hook",
+    "register_load_state_dict_post_hook", "register_state_dict_pre_hook",
+})  # fmt: skip

@@ -101,12 +101,13 @@ class Expressions(walk.Expressions):
             owner, key = self.code(node.value.value), self.code(node.slice)
             return expr("getattr({0}, {1})", owner, key)
         is_kind = isinstance(event.value, type | types.FunctionType)
-        if is_kind and not isinstance(node.value, ast.Attribute):
+        is_module = isinstance(event.value, nn.Module) and self.static(node.value)[0]
+        if (is_kind or is_module) and not isinstance(node.value, ast.Attribute):
             registry = event.parts.get(node.value)
             if registry is not None and isinstance(registry.value, dict):
                 kinds = set(self.values(node))
-                if len(kinds) > 1:
-                    return self._registry(node, registry.value, kinds)
+                if is_module or len(kinds) > 1:
+                    return calls.entry(self, node, registry.value, kinds, self._reference)
                 return self._reference(node, event.value)
         made: ast.Subscript = self._rebuild(node)
         if isinstance(event.value, torch.Tensor):
@@ -114,17 +115,6 @@ class Expressions(walk.Expressions):
             if not self.file.constructs(self.function):
                 return rows.pick(self, node, made, event)
         return made
-
-    def _registry(self, node: ast.Subscript, registry: dict[Any, Any], kinds: set[Any]) -> ast.expr:
-        """Returns the code for a class or function from a table of a module.
-
-        The file then has these.
-        """
-        if not self.static(node.value)[0] or not isinstance(node.value, ast.Name):
-            raise NotTranscribed("its table is made when the model runs")
-        used = {key: self._reference(node, kind) for key, kind in registry.items() if kind in kinds}
-        self.file.tables[node.value.id] = ast.Dict([*map(literal, used)], [*used.values()])
-        return ast.Subscript(node.value, self.code(node.slice), ast.Load())
 
     # --- names ------------------------------------------------------------------------------------
 
@@ -192,10 +182,13 @@ class Expressions(walk.Expressions):
             at, results = names.__match_args__.index(node.attr), self.code(node.value)
             picked = results.elts[at] if isinstance(results, ast.Tuple) else None
             return picked or expr(f"{{0}}[{at}]", results)
+        self.file.add_property(type(owner), node.attr)
         if value is None and library.is_record(type(owner)):
             return literal(None)  # it was not filled
         if library.is_config(owner):
             return requests.print_field(self, node, owner, value)
+        if node.attr == "__name__" and isinstance(owner, type):  # layers are called much the same
+            return ast.Attribute(self.code(node.value), node.attr, ast.Load())
         is_known = isinstance(owner, types.ModuleType) or layers.is_library_module(owner)
         if isinstance(owner, torch.Tensor) and owner.is_floating_point() and node.attr == "dtype":
             return ast.Attribute(self.code(node.value), "dtype", ast.Load())
@@ -216,9 +209,7 @@ class Expressions(walk.Expressions):
         if isinstance(value, torch.device):
             raise Unnamed("a device")
         kept = inspect.getattr_static(type(owner), node.attr, None)
-        function = self.file.recording.function_of(getattr(kept, "fget", None))
-        if function is not None:
-            self.file.add_function(function)
+        if self.file.add_property(type(owner), node.attr):
             return ast.Attribute(base, node.attr, ast.Load())
         if isinstance(kept, property) and isinstance(value, torch.dtype):
             return self._reference(node, value)
@@ -229,6 +220,8 @@ class Expressions(walk.Expressions):
             cls = self.function.owner if is_self and self.function.owner else type(owner)
             self.file.has_mode.add(self.file.maker_of(cls))
             return expr(f"not {{0}}.{self.file.target.mode}", base)
+        if self.file.has_slot(owner, node.attr):
+            return expr(f"{{0}}.{node.attr}.value", base)
         if isinstance(value, torch.Tensor):
             if (type(owner), node.attr) in self.file.optional:
                 return expr(f"{{0}}.{node.attr}", base)
@@ -257,6 +250,9 @@ class Expressions(walk.Expressions):
             base = of.parts.get(node.func.value) if of is not None else None
             if base is not None and isinstance(base.value, torch.Tensor):
                 return self._tensor_method(node, node.func, base.value, event)
+        distribution = calls.distribution(self, node, callee)
+        if distribution is not None:
+            return distribution
         if isinstance(callee, nn.Module):
             refuse_wrapper(self.file.recording, callee, event)
             function = dispatch_of(self.file.recording, callee, event)
@@ -296,6 +292,7 @@ class Expressions(walk.Expressions):
                 assert isinstance(node.func, ast.Attribute)
                 return self._call_with(node, function, node.func.value)
             self.file.add_function(function)
+            self.function.makes_modules |= function.makes_modules and self.file.constructs(function)
             more = [self.file.target.source()] if function.makes_modules else []
             more = self.file.target.noise(self.file, self.function, function) or more
             func = self.code(node.func)
@@ -328,6 +325,12 @@ class Expressions(walk.Expressions):
         count = calls.count_of_tuple(callee)
         if count:
             return expr("ntuple({0}, {1})", self.code(node.args[0]), count)
+        if isinstance(getattr(callee, "__self__", None), torch.Size):  # whose method is `numel`
+            assert isinstance(node.func, ast.Attribute)
+            return expr("math.prod({0})", self.code(node.func.value))
+        if calls.is_placement(callee, node, self.values):
+            assert isinstance(node.func, ast.Attribute)
+            return self.code(node.func.value)
         if callee is copy.deepcopy and isinstance(value, nn.Module):
             self.function.makes_modules = True
             return expr(self.file.target.copy, self.code(node.args[0]))
@@ -335,6 +338,8 @@ class Expressions(walk.Expressions):
             made = calls.attention(self, node)
             if made is not None:
                 return made
+        if callee is nn.functional.multi_head_attention_forward:
+            return calls.attention_forward(self, node)
         if callee is torch.autograd.Variable:
             return self.code(node.args[0])
         if isinstance(value, torch.Tensor) and calls.makes_array(self, node, callee):

@@ -7,7 +7,8 @@ import inspect
 import textwrap
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ class File(walk.File):
         without_initial_values: Classes whose constructors give parameters values that the file
             does not.
         absent: Classes of layers that the model has nowhere, or without a counterpart in the file.
+        slots: Classes -> attributes that calls give arrays, and that constructors do not make.
         optional: Attributes of classes that are arrays or None; they stay variables.
         initializers: Functions that give parts of a library's models their first values; None for
             the library's own.
@@ -87,6 +89,8 @@ class File(walk.File):
         self.gives_initial_values = gives_initial_values
         self.initializers: set[Function | None] = set()
         self.dialect = target.dialect()
+        if any(item.owner is None and item.name == "attention" for item in recording.functions):
+            self._renamed[f"{self.prefix}attention"] = "attention"
         self.places = Places(recording)
         self.has_mode: set[type | None] = set()
         self.draws: set[type | Function | None] = set()
@@ -125,6 +129,7 @@ class File(walk.File):
             for layer in [self.layers.base_of(type(part))]
             for name, array in [*part._parameters.items(), *part._buffers.items()]
         }
+        self.slots = {} if target.is_tree else dict(self._find_slots(model))
         self._activations: dict[str, str] = {}
         self._tied: dict[int, tuple[type | None, str]] = {}
 
@@ -145,14 +150,52 @@ class File(walk.File):
                         return True
         return False
 
+    def _find_slots(self, model: nn.Module) -> Iterator[tuple[type, list[str]]]:
+        made: dict[bool, dict[tuple[type | None, str], bool]] = {True: {}, False: {}}
+        for function in self.recording.functions:
+            constructs = self.constructs(function)
+            for node in function.nodes:
+                match node:
+                    case ast.Assign([ast.Attribute(ast.Name("self"), name)], value):
+                        events = self.recording.events.get(value, ())
+                        is_array = any(isinstance(x.value, torch.Tensor) for x in events)
+                        made[constructs][function.owner, name] = is_array
+                    case ast.Call(ast.Name("hasattr"), [_, ast.Constant(str(name))]):
+                        made[True][None, name] = False
+        for cls in {type(part) for part in model.modules()}:
+            kept = {name for owner, name in made[True] if owner is None or owner in cls.__mro__}
+            kept |= vars(cls).keys()
+            names = [
+                name for (owner, name), is_array in made[False].items()
+                if is_array and owner in cls.__mro__ and name not in kept
+                and not any(name in {**part._buffers, **part._parameters}
+                            for part in model.modules() if type(part) is cls)
+            ]  # fmt: skip
+            makers = [item for item in self.recording.functions if item.name == "__init__"]
+            if names and any(item.owner in cls.__mro__ for item in makers):
+                yield cls, names
+
     # --- what expressions ask ---------------------------------------------------------------------
+
+    def has_slot(self, owner: Any, name: str) -> bool:
+        """Returns whether an attribute of an object only is there within a call."""
+        return name in self.slots.get(type(owner), ())
 
     def _is_own(self, cls: type) -> bool:
         return cls in self._layers or super()._is_own(cls)
 
     def has_methods(self, cls: type) -> bool:
         """Returns whether a file has the methods of a class that ran; else it has all its text."""
-        return super().has_methods(cls) or is_derivable(cls)
+        return super().has_methods(cls) or is_derivable(cls) or self._computes(cls)
+
+    def _computes(self, cls: type) -> bool:
+        """Returns whether a class of the source that is not a module computes with tensors."""
+        return not library.is_foreign(cls.__module__) and any(
+            event.operations
+            for function in self.recording.functions if function.owner is cls
+            for node in function.nodes
+            for event in self.recording.events.get(node, ())
+        )  # fmt: skip
 
     def class_name(self, cls: type) -> str | None:
         """Returns the name of what stands for a layer's class."""
@@ -252,8 +295,16 @@ class File(walk.File):
         """Returns the code for an argument of a constructor, of which modules are made there."""
         if isinstance(value, OrderedDict):
             return super().value(dict(value))  # in whose order files make parts, too
+        if isinstance(value, type) and value in self.layers.activations:
+            return expr(self.activation_class(value))
         if not isinstance(value, Construction):
             return super().value(value)
+        if value.attributes:
+            if self.target.is_tree:
+                raise NotTranscribed(f"{value.cls.__name__} has got {[*value.attributes]} later")
+            made = self.value(replace(value, attributes={}))
+            more = [ast.keyword(name, self.value(x)) for name, x in value.attributes.items()]
+            return ast.Call(expr("with_attributes"), [made], more)
         table, cls = self.target.layers, value.cls
         layer, is_activation = table.layer_of(cls), cls in table.activations
         if layer is None and not is_activation:
@@ -266,6 +317,12 @@ class File(walk.File):
         if layer is None:
             return make_activation(_itself, made, cls, table.activations[cls])
         return make_layer(_itself, made, cls, layer, self.target.source())
+
+    def call(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ast.expr:
+        """Returns the call of the constructor of a class of the model, without devices."""
+        given = [value for value in args if not isinstance(value, torch.device)]
+        named = {key: x for key, x in kwargs.items() if not isinstance(x, torch.device)}
+        return super().call(cls, given, named)
 
     def _more_arguments(self, cls: type) -> list[ast.keyword]:
         name = self.target.random
@@ -376,7 +433,10 @@ class File(walk.File):
         for module in self.target.library:
             if definition := _definition(module, name):
                 return Helper(definition)
-        return self.dialect.helper(name)
+        own = self._renamed.get(name, name)
+        helper = self.dialect.helper(own)
+        is_same = own == name or helper is None
+        return helper if is_same else Helper(self._rename(helper.source), helper.needs)
 
     @property
     def known_classes(self) -> Collection[type]:

@@ -25,6 +25,7 @@ _LIBRARIES = (
     "optax",
     "einops",
     "numpy",
+    "scipy",
     "huggingface_hub",
     "fmapper",
     "fmapper_adapters",
@@ -97,7 +98,7 @@ def is_of_model(file: str) -> bool:
 
 def is_standard(module: str) -> bool:
     """Returns whether a module is of Python, or one that files import as they are."""
-    return module.partition(".")[0] in (*sys.stdlib_module_names, "numpy", "einops")
+    return module.partition(".")[0] in (*sys.stdlib_module_names, "numpy", "scipy", "einops")
 
 
 def functions_that_run(

@@ -13,7 +13,7 @@ from fmapper import ConversionError
 from fmapper.translation import Call, DType, Printing, Value, expr, literal
 from fmapper_translate._private import operations_within, parameters_of
 from fmapper_translate.recording import Operation
-from fmapper_translate.targets.idioms import IDIOMS
+from fmapper_translate.targets.idioms import IDIOMS, VARIED
 from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
@@ -139,7 +139,8 @@ class Operations:
         is_several = isinstance(operation.result, tuple | list) and base not in _LISTS
         picked = None if whole or not is_several else frozenset({0})
         p = Printing(call, literal, picked, self._key)
-        printers = filter(None, (IDIOMS.get(base), self._dialect.printer(call.op)))
+        idiom = IDIOMS.get(base) if self._has_numbers else VARIED.get(base, IDIOMS.get(base))
+        printers = filter(None, (idiom, self._dialect.printer(call.op)))
         tries = (self._print(printer, p, operation) for printer in printers)
         printed = next((code for code in tries if code is not None), None)
         if printed is not None:
@@ -276,7 +277,8 @@ class Operations:
 
     def _sizes(self, name: str, at: int, values: list[Any]) -> Any:
         row = [item for item in self._given if not item.name]
-        for given in [*row[at : at + 1], *self._given]:
+        by_name = [item for item in self._given if item.name == name]
+        for given in [*by_name, *row[at : at + 1], *self._given]:
             if _are_sizes(given.value) and list(given.value) == values:
                 if isinstance(given.node, ast.Tuple | ast.List):
                     return tuple(self._elements(given.node, given, values))

@@ -13,14 +13,13 @@ import torch
 from torch import nn
 
 from fmapper.translation import expr, text
-from fmapper_translate import arrays, contexts
+from fmapper_translate import arrays, calls, contexts
 from fmapper_translate.constructors import initial_values
 from fmapper_translate.expressions import Expressions
 from fmapper_translate.fallback import operations_of
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries.ties import tie_arrays
-from fmapper_translate.printing import rows
 from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.printing.selections import Selection, print_selection
 from fmapper_translate.targets import layers
@@ -32,12 +31,6 @@ from fmapper_translate.walk.statements import SIGNS, bare
 if TYPE_CHECKING:
     from fmapper_translate.files import File
 
-_WITHOUT_EFFECT = frozenset({  # hooks of state dicts, and the place of weights in memory
-    "flatten_parameters",
-    "_register_load_state_dict_pre_hook", "register_load_state_dict_pre_hook",
-    "register_load_state_dict_post_hook", "register_state_dict_pre_hook",
-})  # fmt: skip
-_METHODS = {ast.Add: "add", ast.Mult: "multiply", ast.Div: "divide"}  # of parts of arrays
 _SETTERS = frozenset({"add_module", "register_module", "register_parameter"})
 
 
@@ -81,11 +74,19 @@ class Statements(walk.Statements):
             body.append(f"self.{self._file.target.mode} = False")
             if self._function.owner is not None:
                 self._file.attributes[self._function.owner].setdefault(self._file.target.mode)
+        if self._is_constructor:
+            slots = dict.fromkeys(
+                name for cls, names in self._file.slots.items()
+                if self._file.maker_of(cls) is self._function.owner for name in names
+            )  # fmt: skip
+            body += [f"self.{name} = {self._file.helper_name('Slot')}()" for name in slots]
         return self._file.target.frame(self._file, self._function, body)
 
     def _is_dropped(self, parameter: ast.arg) -> bool:
         left = self._file.omissions.parameters(self._function)
-        return parameter.arg in left or super()._is_dropped(parameter)
+        given = self._recording.arguments_of(self._function)[parameter.arg]
+        is_nothing = bool(given) and all(map(self.expressions.has_no_counterpart, given))
+        return parameter.arg in left or is_nothing or super()._is_dropped(parameter)
 
     def _annotation(self, node: ast.expr | None) -> ast.expr | None:
         is_torch = self._function.target.__module__.startswith("torch.")
@@ -137,10 +138,14 @@ class Statements(walk.Statements):
                         yield f"{owner}.use_bias = {owner}.bias is not None"
 
     def _assign_one(self, target: ast.expr, value: ast.expr) -> Iterator[str]:
+        if not self._file.constructs(self._function) and arrays.stays(
+            self.expressions, target, value
+        ):
+            return
         if isinstance(target, ast.Subscript):
             owners = self.expressions.values(target.value)
             if owners and isinstance(owners[0], torch.Tensor):
-                yield self._write(target, value)
+                yield arrays.write_part(self.expressions, target, value)
                 return
         if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
             yield from self._freeze(target.value, value)
@@ -151,7 +156,10 @@ class Statements(walk.Statements):
                 return
         if isinstance(target, ast.Attribute) and target.attr not in ("data", "grad"):
             owners = self.expressions.values(target.value)
-            if any(isinstance(item, torch.Tensor) for item in owners):  # an option of a parameter
+            is_tensor = [isinstance(item, torch.Tensor) for item in owners]
+            if any(is_tensor) and not any(isinstance(item, nn.Parameter) for item in owners):
+                return  # which says nothing about the values of a tensor
+            if any(is_tensor):  # an option of a parameter
                 array, name = arrays.argument(self.expressions, target.value), target.attr
                 yield self._option(array, ast.Constant(name), self.code(value))
                 return
@@ -165,6 +173,11 @@ class Statements(walk.Statements):
                 yield arrays.share(self.expressions, target, value)
             return
         values = self.expressions.values(value)
+        if isinstance(target, ast.Attribute) and any(isinstance(x, nn.Parameter) for x in values):
+            made = arrays.replace(self.expressions, target, self.code(value))
+            if made is not None:
+                yield made
+                return
         if values and all(self._file.tied_table(item, self._function) for item in values):
             return  # the embedding stands for it
         if values and all(map(_is_operation, values)):
@@ -191,7 +204,12 @@ class Statements(walk.Statements):
         match target:
             case ast.Attribute(base, name) if self._is_self(base) and self._function.owner:
                 self._file.attributes[self._function.owner].setdefault(name)
-        return super()._target(target)
+        made = super()._target(target)
+        if isinstance(target, ast.Attribute):
+            owners = self.expressions.values(target.value)
+            if any(self._file.has_slot(owner, target.attr) for owner in owners):
+                return ast.Attribute(made, "value", ast.Store())
+        return made
 
     def _attribute(self, target: ast.Attribute, value: ast.expr, code: ast.expr) -> ast.expr:
         """Returns the code for what becomes an attribute of an object."""
@@ -219,52 +237,16 @@ class Statements(walk.Statements):
         return any(
             ast.unparse(item) == ast.unparse(target)
             for node in self._function.nodes
-            if isinstance(node, ast.Assign) and is_constant(node.value, None)
-            for item in node.targets
+            if isinstance(node, ast.Assign | ast.AnnAssign) and is_constant(node.value, None)
+            for item in (node.targets if isinstance(node, ast.Assign) else [node.target])
         )
-
-    def _write(self, target: ast.Subscript, value: ast.expr, op: ast.operator | None = None) -> str:
-        """Returns the statement that writes a value into a part of an array.
-
-        Args:
-            target: The part.
-            value: The value.
-            op: What computes the new one with it and the old one.
-
-        Raises:
-            NotTranscribed: It is a part of a part.
-        """
-        owner, index, new = self.code(target.value), self.code(target.slice), self.code(value)
-        if isinstance(target.value, ast.Subscript | ast.Call):
-            raise NotTranscribed("it writes into a part of a part")
-        parts = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
-        values = [next(iter(self.expressions.values(part)), None) for part in parts]
-        under = (
-            arrays.under_mask(self.expressions, target, value)
-            if rows.is_mask(values[0]) and len(parts) == 1
-            else None
-        )
-        method = None if op is None else _METHODS.get(type(op))
-        if under is not None:
-            made = under if op is None else ast.BinOp(owner, op, under)
-            made = expr("jnp.where({0}, {1}, {2})", index, made, owner)
-        elif method is not None and not any(isinstance(item, torch.Tensor) for item in values):
-            made = expr(f"{{0}}.at[{{1}}].{method}({{2}})", owner, index, new)
-        else:
-            index, read = rows.place(self._file.places, index, values)
-            if op is not None:  # PyTorch writes once where an index is there several times
-                new = ast.BinOp(expr(f"{{0}}{read}", owner, index), op, new)
-            made = expr("{0}.at[{1}].set({2})", owner, index, new)
-        if arrays.is_array(self.expressions, target.value):
-            return arrays.write(self.expressions, target.value, made)
-        return f"{text(owner)} = {text(made)}"
 
     def _augment(self, node: ast.AugAssign) -> Iterator[str]:
         sign = SIGNS.get(type(node.op), "")
         if isinstance(node.target, ast.Subscript):
             owners = self.expressions.values(node.target.value)
             if owners and isinstance(owners[0], torch.Tensor):
-                yield self._write(node.target, node.value, node.op)
+                yield arrays.write_part(self.expressions, node.target, node.value, node.op)
                 return
         match node.target:
             case ast.Attribute(array, "data") if arrays.is_array(self.expressions, array):
@@ -299,7 +281,11 @@ class Statements(walk.Statements):
             if self._file.target.is_tree and not is_named and not is_list:
                 raise NotTranscribed("a module's attributes have fixed names there")
             yield f"{owner}.append({codes[1]})" if is_list else f"{named}{', '.join(codes)})"
-        elif callee is print or library.is_message(callee) or name in _WITHOUT_EFFECT:
+        elif (
+            callee is print
+            or library.is_message(callee)
+            or calls.has_no_effect(self.expressions, call, callee)
+        ):
             return
         elif callee is setattr and any(
             isinstance(x, torch.Tensor) for x in self.expressions.values(call.args[0])
@@ -318,7 +304,7 @@ class Statements(walk.Statements):
         elif getattr(callee, "__func__", None) is nn.Module.apply:
             yield from initial_values.apply(self.expressions, call)
         elif name == "reset_parameters" and self._file.layers.layer_of(type(owner)) is not None:
-            if not self._is_constructor:
+            if not self._file.constructs(self._function):
                 raise NotTranscribed("a layer is given its first values again")
             return  # the layer has them
         elif name == "requires_grad_" and isinstance(func, ast.Attribute):
@@ -368,6 +354,15 @@ class Statements(walk.Statements):
         else:
             yield f"freeze({text(code)})"
 
+    def _is_local(self, node: ast.expr) -> bool:
+        """Returns whether an expression is a tensor that is no array of a module, nor becomes one.
+
+        What a constructor does with it is not about first values.
+        """
+        values = self.expressions.values(node)
+        is_name = isinstance(node, ast.Name) and all(type(x) is torch.Tensor for x in values)
+        return is_name and bool(values) and not arrays.is_array(self.expressions, node)
+
     def _initialize(self, make: Callable[[], str]) -> Iterator[str]:
         try:
             yield make()
@@ -378,7 +373,7 @@ class Statements(walk.Statements):
 
     def _change(self, call: ast.Call, func: ast.Attribute) -> Iterator[str]:
         """Prints a method that changes its tensor."""
-        if self._file.constructs(self._function):
+        if self._file.constructs(self._function) and not self._is_local(func.value):
             made = functools.partial(
                 initial_values.initialize_by_method, self.expressions, call, func
             )

@@ -144,6 +144,8 @@ class Transcription:
         def encode(value: Any) -> Any:
             if isinstance(value, tuple | list):
                 return [*map(encode, value)]
+            if isinstance(value, dict):
+                return {"dict": {name: encode(item) for name, item in value.items()}}
             if not hasattr(value, "dtype"):
                 return value
             arrays[f"input.{len(arrays)}"] = to_numpy(value)

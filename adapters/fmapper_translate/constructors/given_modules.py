@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -18,11 +20,12 @@ from fmapper_translate.walk.errors import NotTranscribed
 
 @dataclass(frozen=True, eq=False)
 class Construction:
-    """The class of a module, and what its constructor is given."""
+    """The class of a module, what its constructor is given, and attributes that it got later."""
 
     cls: type
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def take_apart(value: Any, seen: set[int]) -> Any:
@@ -43,14 +46,37 @@ def take_apart(value: Any, seen: set[int]) -> Any:
     args, kwargs = _arguments(value)
     args = [take_apart(item, seen) for item in args]
     kwargs = {name: take_apart(item, seen) for name, item in kwargs.items()}
-    return Construction(type(value), args, kwargs)
+    return Construction(type(value), args, kwargs, _later_attributes(value))
 
 
 def put_together(value: Any) -> Any:
     """Returns an argument with new modules in the place of constructions."""
     if not isinstance(value, Construction):
         return _map(put_together, value)
-    return value.cls(*map(put_together, value.args), **_map(put_together, dict(value.kwargs)))
+    made = value.cls(*map(put_together, value.args), **_map(put_together, dict(value.kwargs)))
+    for name, item in value.attributes.items():
+        setattr(made, name, item)
+    return made
+
+
+def _later_attributes(module: nn.Module) -> dict[str, Any]:
+    """Returns the numbers and texts of a module that none of its methods gives it."""
+    known = _stored(type(module)) | vars(nn.Module()).keys()
+    plain = int | float | str
+    return {
+        name: item
+        for name, item in vars(module).items()
+        if name not in known and isinstance(item, plain)
+    }
+
+
+@functools.cache
+def _stored(cls: type) -> frozenset[str]:
+    """Returns the names of the attributes that code of a class gives objects."""
+    methods = (vars(base).get(name) for base in cls.__mro__ for name in vars(base))
+    codes = [inspect.unwrap(item) for item in methods if inspect.isfunction(item)]
+    steps = (step for code in codes for step in dis.get_instructions(code))
+    return frozenset(str(step.argval) for step in steps if step.opname == "STORE_ATTR")
 
 
 def _map(turn: Callable[[Any], Any], value: Any) -> Any:

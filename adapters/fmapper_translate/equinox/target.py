@@ -21,7 +21,7 @@ from fmapper_translate.equinox.table import LAYERS
 from fmapper_translate.functions import Function
 from fmapper_translate.operations import negate
 from fmapper_translate.printing.folding import fold
-from fmapper_translate.targets import Target, derivatives, functions, pools, rows
+from fmapper_translate.targets import Target, derivatives, distributions, functions, pools, rows
 from fmapper_translate.targets import transformers as target_transformers
 from fmapper_translate.walk.errors import NotTranscribed
 
@@ -45,7 +45,7 @@ class EquinoxTarget(Target):
     walk = "iter_modules"
     layers = LAYERS
     helpers: ClassVar[Sequence[types.ModuleType]] = (
-        equinox_layers, pools, recurrent, weights, derivatives, rows, functions,
+        equinox_layers, pools, recurrent, weights, derivatives, rows, functions, distributions,
     )  # fmt: skip
     library: ClassVar[Sequence[types.ModuleType]] = (library, target_transformers)
     imports: ClassVar[Mapping[str, str]] = {

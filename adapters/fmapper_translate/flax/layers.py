@@ -387,6 +387,26 @@ class Sequential(nnx.Module):
         return x
 
 
+class ModuleDict(nnx.Dict):  # type: ignore[type-arg]
+    """Modules by name, in the order in which they were added."""
+
+    names: tuple[str, ...] = ()
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name not in ("names", *self.names):
+            self.names += (name,)
+
+    def __iter__(self):
+        return iter(self.names)
+
+
+class Slot:
+    """What a method of a module gives another one within a call of the model."""
+
+    value = None
+
+
 def clone(module, *, rngs):
     """Copies a module, with random numbers of its own."""
     twin = nnx.clone(module)

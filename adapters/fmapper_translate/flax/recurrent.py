@@ -21,7 +21,8 @@ class LSTM(nnx.Module):
         self, input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0,
         bidirectional=False, *, rngs,
     ):  # fmt: skip
-        self.hidden_size, self.num_layers, self.batch_first = hidden_size, num_layers, batch_first
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.num_layers, self.batch_first = num_layers, batch_first
         self.ends = ("", "_reverse") if bidirectional else ("",)
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
         init, width = uniform_init(-(hidden_size**-0.5), hidden_size**-0.5), input_size

@@ -69,7 +69,7 @@ _ROWS: dict[type, Layer] = {
     nn.Flatten: Layer("Flatten", takes_rngs=False),
     nn.Sequential: Layer("Sequential", takes_rngs=False),
     nn.ModuleList: Layer("nnx.List", takes_rngs=False),
-    nn.ModuleDict: Layer("nnx.Dict", takes_rngs=False),
+    nn.ModuleDict: Layer("ModuleDict", takes_rngs=False),
     nn.ParameterList: Layer("nnx.List", takes_rngs=False),
     nn.Parameter: Layer("nnx.Param", {"data": "value"}, takes_rngs=False),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from fmapper_translate.flax import layers as flax_layers
 from fmapper_translate.flax.table import LAYERS
 from fmapper_translate.functions import Function
 from fmapper_translate.operations import negate
-from fmapper_translate.targets import Target, derivatives, functions, pools, rows
+from fmapper_translate.targets import Target, derivatives, distributions, functions, pools, rows
 from fmapper_translate.targets import transformers as target_transformers
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class FlaxTarget(Target):
         encoders,
         weights,
         derivatives,
+        distributions,
         rows,
         functions,
     )

@@ -63,6 +63,19 @@ def expand(x, sizes):
     return jnp.broadcast_to(x, tuple(old if new == -1 else new for new, old in pairs))
 
 
+def chunk(x, count, axis=0):
+    """Splits x into this many parts of one size, of which the last may be smaller or lacking."""
+    size = -(-x.shape[axis] // count)
+    return jnp.split(x, [*range(size, x.shape[axis], size)], axis)
+
+
+def with_attributes(module, **attributes):
+    """Gives a module attributes."""
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
 def not_written(*_args, **_options):
     """Raises for the side of a condition that the file does not have."""
     raise NotImplementedError("the source does something else here, which no example has shown")
@@ -104,3 +117,36 @@ def trunc_normal_init(mean=0.0, std=1.0, a=-2.0, b=2.0):
 def square_subsequent_mask(size, device=None, dtype=jnp.float32):
     """Returns what is added to scores so that nothing attends to what comes later."""
     return jnp.triu(jnp.full((size, size), -jnp.inf, dtype), 1)
+
+
+def multi_head_attention_forward(
+    query, key, value, embed_dim_to_check, num_heads, in_proj_weight, in_proj_bias, bias_k, bias_v,
+    add_zero_attn, dropout_p, out_proj_weight, out_proj_bias, training=True,
+    key_padding_mask=None, need_weights=True, attn_mask=None, use_separate_proj_weight=False,
+    q_proj_weight=None, k_proj_weight=None, v_proj_weight=None, static_k=None, static_v=None,
+    average_attn_weights=True, is_causal=False,
+):  # fmt: skip
+    """Returns attention of several heads over sequences in front of batches, and its weights."""
+    matrices = (q_proj_weight, k_proj_weight, v_proj_weight)
+    if not use_separate_proj_weight:
+        matrices = jnp.split(in_proj_weight, 3)
+    biases = (0, 0, 0) if in_proj_bias is None else jnp.split(in_proj_bias, 3)
+    heads = [
+        (x @ w.T + b).reshape(*x.shape[:2], num_heads, -1)
+        for x, w, b in zip((query, key, value), matrices, biases, strict=True)
+    ]
+    scores = jnp.einsum("qbhd,kbhd->bhqk", *heads[:2]) / heads[0].shape[-1] ** 0.5
+    if attn_mask is not None and attn_mask.ndim == 3:
+        attn_mask = attn_mask.reshape(-1, num_heads, *attn_mask.shape[1:])
+    padding = None if key_padding_mask is None else key_padding_mask[:, None, None]
+    for mask in (attn_mask, padding):
+        if mask is not None:
+            is_bool = mask.dtype == bool
+            scores = jnp.where(mask, -jnp.inf, scores) if is_bool else scores + mask
+    weights = jax.nn.softmax(scores)
+    y = jnp.einsum("bhqk,kbhd->qbhd", weights, heads[2])
+    y = y.reshape(*query.shape[:2], -1) @ out_proj_weight.T
+    y = y if out_proj_bias is None else y + out_proj_bias
+    if not need_weights:
+        return y, None
+    return y, weights.mean(1) if average_attn_weights else weights

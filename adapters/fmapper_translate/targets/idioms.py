@@ -44,6 +44,20 @@ def _unsqueeze(p: Printing, x: Value, dim: Any) -> Any:
     return None if isinstance(dim, int) else expr("jnp.expand_dims({0}, {1})", x, dim)
 
 
+def _expand_dims(p: Printing, x: Value, dim: Any) -> Any:
+    return expr("jnp.expand_dims({0}, {1})", x, dim)
+
+
+# Operations as one call for arrays of any number of dimensions.
+VARIED: dict[str, Callable[..., Any]] = {"aten::unsqueeze": _expand_dims}
+
+
+@_idiom("chunk")
+def _chunk(p: Printing, x: Value, chunks: Any, dim: int = 0) -> Any:
+    is_number = isinstance(chunks, int)
+    return None if is_number else expr("chunk({0}, {1}, {2})", x, chunks, dim)
+
+
 @_idiom("flatten")
 def _flatten(p: Printing, x: Value, start_dim: int = 0, end_dim: int = -1) -> Any:
     start, end = start_dim % x.ndim, end_dim % x.ndim

@@ -128,6 +128,14 @@ class File(ABC):
         if function.owner is not None:
             self.add(function.owner)
 
+    def add_property(self, cls: type, name: str) -> bool:
+        """Adds the class of a property; returns whether it is one of the model."""
+        kept = getattr(inspect.getattr_static(cls, name, None), "fget", None)
+        function = self.recording.function_of(kept)
+        if function is not None:
+            self.add_function(function)
+        return function is not None
+
     def add_method(self, method: types.MethodType | types.FunctionType) -> None:
         """Adds the class of a method, which may be static."""
         function = self.recording.function_of(method)
@@ -192,9 +200,11 @@ class File(ABC):
         if isinstance(value, tuple):
             return ast.Tuple([self.value(item) for item in value], ast.Load())
         if isinstance(value, dict):
-            return ast.Dict(
+            items = ast.Dict(
                 [self.value(key) for key in value], [self.value(item) for item in value.values()]
             )
+            is_own = type(value) is not dict and self.add(type(value))
+            return ast.Call(expr(type(value).__name__), [items], []) if is_own else items
         if library.is_config(value):
             self.add(type(value))
             return self.configs.call(value)
@@ -370,7 +380,26 @@ class File(ABC):
                     self._add_module(node.id, value)
                 elif isinstance(module, str) and is_standard(module):
                     self._imports[node.id] = f"from {module} import {node.id}"
-        return textwrap.dedent(inspect.getsource(cls)).rstrip()
+                elif isinstance(value, _PLAIN):
+                    self._constants[node.id] = text(literal(value))
+        lines = textwrap.dedent(inspect.getsource(cls)).rstrip().splitlines()
+        notes = [
+            note for node in ast.walk(tree) for name in ("annotation", "returns")
+            if isinstance(note := getattr(node, name, None), ast.expr)
+        ]  # fmt: skip
+        for note in sorted(notes, key=lambda note: (note.lineno, note.col_offset), reverse=True):
+            names = (x.id for x in ast.walk(note) if isinstance(x, ast.Name))
+            foreign = [x for x in names if not hasattr(builtins, x) and x not in self._imports]
+            if foreign and note.lineno == note.end_lineno and not self._knows(cls, foreign):
+                line = lines[note.lineno - 1]
+                before, after = line[: note.col_offset], line[note.end_col_offset :]
+                lines[note.lineno - 1] = f"{before}Any{after}"
+        return "\n".join(lines)
+
+    def _knows(self, cls: type, names: Sequence[str]) -> bool:
+        """Returns whether a file has what names of the source of a class are, such as classes."""
+        space = vars(sys.modules[cls.__module__])
+        return all(space.get(name) in self._classes for name in names)
 
     def _helper(self, name: str) -> Helper | None:
         """Returns the code for a helper of the modules that files take along."""
@@ -401,6 +430,7 @@ _PLAIN = (bool, int, float, str, tuple)
 _LIBRARIES = (
     "torch",
     "numpy",
+    "scipy",
     "jax",
     "flax",
     "equinox",

@@ -235,6 +235,8 @@ class Statements:
                 return
             case ast.Raise() | ast.Pass() | ast.Break() | ast.Continue() | ast.Nonlocal():
                 yield ast.unparse(node)
+            case ast.Global() if self._file.constructs(self._function):
+                yield ast.unparse(node)
             case ast.Delete(targets) if all(isinstance(item, ast.Name) for item in targets):
                 return
             case ast.Import() | ast.ImportFrom():

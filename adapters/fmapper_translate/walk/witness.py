@@ -30,7 +30,8 @@ def run_file(*codes: str) -> dict[str, Any]:
     net = types.ModuleType("transcribed")
     sys.modules[net.__name__] = net  # where dataclasses look their names up
     try:
-        exec("\n\n".join(codes), vars(net))
+        code = compile("\n\n".join(codes), "<transcribed>", "exec", dont_inherit=True)
+        exec(code, vars(net))
     except Exception as error:  # the file is new code, which may raise anything
         raise NotTranscribed(f"the file cannot be loaded: {error}") from error
     return vars(net)
