@@ -187,9 +187,8 @@ class Expressions(walk.Expressions):
             return literal(None)  # it was not filled
         if library.is_config(owner):
             return requests.print_field(self, node, owner, value)
-        if node.attr == "__name__" and isinstance(owner, type):  # layers are called much the same
-            return ast.Attribute(self.code(node.value), node.attr, ast.Load())
         is_known = isinstance(owner, types.ModuleType) or layers.is_library_module(owner)
+        is_known &= node.attr != "__name__"  # layers are called much the same
         if isinstance(owner, torch.Tensor) and owner.is_floating_point() and node.attr == "dtype":
             return ast.Attribute(self.code(node.value), "dtype", ast.Load())
         if is_known or isinstance(value, torch.dtype):

@@ -435,8 +435,9 @@ class File(walk.File):
                 return Helper(definition)
         own = self._renamed.get(name, name)
         helper = self.dialect.helper(own)
-        is_same = own == name or helper is None
-        return helper if is_same else Helper(self._rename(helper.source), helper.needs)
+        if helper is None or own == name:
+            return helper
+        return Helper(self._rename(helper.source), helper.needs)
 
     @property
     def known_classes(self) -> Collection[type]:

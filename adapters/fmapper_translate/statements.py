@@ -237,7 +237,9 @@ class Statements(walk.Statements):
         return any(
             ast.unparse(item) == ast.unparse(target)
             for node in self._function.nodes
-            if isinstance(node, ast.Assign | ast.AnnAssign) and is_constant(node.value, None)
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            and node.value is not None
+            and is_constant(node.value, None)
             for item in (node.targets if isinstance(node, ast.Assign) else [node.target])
         )
 

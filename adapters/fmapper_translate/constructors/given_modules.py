@@ -61,7 +61,8 @@ def put_together(value: Any) -> Any:
 
 def _later_attributes(module: nn.Module) -> dict[str, Any]:
     """Returns the numbers and texts of a module that none of its methods gives it."""
-    known = _stored(type(module)) | vars(nn.Module()).keys()
+    kind: Any = type(module)
+    known = _stored(kind) | vars(nn.Module()).keys()
     plain = int | float | str
     return {
         name: item

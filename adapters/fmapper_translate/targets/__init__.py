@@ -9,6 +9,7 @@ functions      functions of arrays, and initializers; files take them
 pools          windows and edges of images and sequences
 idioms         operations with the sizes of the source
 derivatives    operations with a derivative of their own
+distributions  distributions of random numbers
 rows           rows that are picked by values
 """
 

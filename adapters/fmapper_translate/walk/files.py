@@ -200,11 +200,11 @@ class File(ABC):
         if isinstance(value, tuple):
             return ast.Tuple([self.value(item) for item in value], ast.Load())
         if isinstance(value, dict):
-            items = ast.Dict(
+            made = ast.Dict(
                 [self.value(key) for key in value], [self.value(item) for item in value.values()]
             )
             is_own = type(value) is not dict and self.add(type(value))
-            return ast.Call(expr(type(value).__name__), [items], []) if is_own else items
+            return ast.Call(expr(type(value).__name__), [made], []) if is_own else made
         if library.is_config(value):
             self.add(type(value))
             return self.configs.call(value)
