@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fmapper_translate._private import watch_operations
+from fmapper_translate._private import parameters_of, watch_operations
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.sources import Source, Tell
 from fmapper_translate.sources.derivatives import derivatives_run
@@ -50,7 +50,7 @@ class TorchSource(Source):
         overload = operation.overload
         if torch.Tag.nondeterministic_seeded not in overload.tags:
             return False
-        names = [item.name for item in overload._schema.arguments]
+        names = [*parameters_of(overload)]
         given = dict(zip(names, operation.args, strict=False)) | operation.kwargs
         is_on = not any(name in names and not given.get(name, False) for name in _SWITCHES)
         rates = [given.get(name, 0.0) for name in _RATES if name in names]
