@@ -62,7 +62,7 @@ def put_together(value: Any) -> Any:
 def _later_attributes(module: nn.Module) -> dict[str, Any]:
     """Returns the numbers and texts of a module that none of its methods gives it."""
     kind: Any = type(module)
-    known = _stored(kind) | vars(nn.Module()).keys()
+    known = _attributes_of(kind) | vars(nn.Module()).keys()
     plain = int | float | str
     return {
         name: item
@@ -72,7 +72,7 @@ def _later_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 @functools.cache
-def _stored(cls: type) -> frozenset[str]:
+def _attributes_of(cls: type) -> frozenset[str]:
     """Returns the names of the attributes that code of a class gives objects."""
     methods = (vars(base).get(name) for base in cls.__mro__ for name in vars(base))
     codes = [inspect.unwrap(item) for item in methods if inspect.isfunction(item)]
