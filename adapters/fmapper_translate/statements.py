@@ -357,9 +357,9 @@ class Statements(walk.Statements):
             yield f"freeze({text(code)})"
 
     def _is_local(self, node: ast.expr) -> bool:
-        """Returns whether an expression is a tensor that is no array of a module, nor becomes one.
+        """Returns whether an expression is a tensor that belongs to the constructor alone.
 
-        What a constructor does with it is not about first values.
+        What happens to it is not about first values of arrays.
         """
         values = self.expressions.values(node)
         is_name = isinstance(node, ast.Name) and all(type(x) is torch.Tensor for x in values)
