@@ -402,7 +402,7 @@ class ModuleDict(nnx.Dict):  # type: ignore[type-arg]
 
 
 class Slot:
-    """What a method of a module gives another one within a call of the model."""
+    """The place of a value that methods of a module share within a call of the model."""
 
     value = None
 
