@@ -128,12 +128,13 @@ class FunctionsDialect(JaxDialect):
         Raises:
             ConversionError: A submodule is at two places.
         """
+        for cls in classes:
+            _refuse_ties(cls)
         functions = _functions(draft, classes, self.reserved_names())
         buffers = buffers_of(draft)
         blocks = []
         for cls in classes:
             function = functions[cls.name]
-            _refuse_ties(cls)
             is_root = cls is root
             if function.has_arrays:
                 blocks.append(_print_init(function, functions, splits=is_root and bool(buffers)))
