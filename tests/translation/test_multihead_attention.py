@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention` is one layer of a file, with what its calls are told."""
+"""`nn.MultiheadAttention` in files, as its operations."""
 
 import numpy as np
 import pytest

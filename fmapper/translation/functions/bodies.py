@@ -183,7 +183,7 @@ class _Run(Variables, Expressions, Flow, Calls):
         self._writer = writer
         self.owners = writer._owners
         self._dialect = writer._dialect
-        self._body.take(print_signature(arguments), arguments)
+        self._body.parameters = print_signature(arguments)
         self._arguments = arguments
         self._size_parameters = sizes
         self._wanted = wanted

@@ -65,32 +65,22 @@ class Body:
         statements: What it does.
         layers: Layers that the submodule gets, by name.
         arrays: Arrays of its own that it names, by their path from there.
-        constants: Arrays of the code that it holds, by name.
         randoms: Whether it draws random numbers.
         holds: What its object keeps for that, and its constants -> the code that makes them.
         written: Buffers that it gives new values.
         shapes: Those of each call.
         comments: The model's own lines for statements that do not read for themselves.
-        tuples: Parameters that are tuples of arrays -> how many those are.
     """
 
     parameters: tuple[str, ...]
     statements: list[Statement] = field(default_factory=list)
     layers: dict[str, Layer] = field(default_factory=dict)
     arrays: dict[str, str] = field(default_factory=dict)
-    constants: dict[str, str] = field(default_factory=dict)
     randoms: bool = False
     holds: dict[str, str] = field(default_factory=dict)
     written: list[str] = field(default_factory=list)
     shapes: list[Shapes] = field(default_factory=list)
     comments: dict[str, str] = field(default_factory=dict)
-    tuples: dict[str, int] = field(default_factory=dict)
-
-    def take(self, parameters: tuple[str, ...], arguments: Sequence[Argument]) -> None:
-        """Takes its parameters."""
-        self.parameters = parameters
-        told = {one.name: one.structure for one in arguments}
-        self.tuples = {name: len(one) for name, one in told.items() if is_flat(one)}
 
     def walk(self) -> Iterator[Statement]:
         """Yields the statements, those in loops and branches, too."""

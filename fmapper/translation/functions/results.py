@@ -160,6 +160,5 @@ def find_method(known: Sequence[tuple[str, Body]], form: Form) -> str | None:
             continue
         if other.lines() == body.lines():
             other.shapes += body.shapes
-            other.tuples = dict(other.tuples.items() & body.tuples.items())
             return method
     return None

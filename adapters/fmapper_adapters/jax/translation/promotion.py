@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper.programs import Scalar
-from fmapper.translation import Printing, Value, expr, literal, text
+from fmapper.translation import Value, expr, literal, text
 from fmapper_adapters.jax.aten import types
 from fmapper_adapters.jax.translation.table import HALVES, dtype_code
 
@@ -58,11 +58,6 @@ def convert(x: Any, dtype: str) -> Any:
 def widen(x: Value) -> Value:
     """Casts halves to float32."""
     return convert(x, "float32") if is_half(x.dtype) else x
-
-
-def as_recorded(p: Printing, node: Any, dtype: str) -> Any:
-    """Casts code to the dtype of the recorded result where it differs."""
-    return node if narrow(dtype) == narrow(p.dtype) else convert(node, p.dtype)
 
 
 def fits(number: Any, dtype: str) -> bool:
