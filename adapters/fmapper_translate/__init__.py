@@ -19,6 +19,7 @@ expressions, statements, operations   how they are printed
 calls       functions that become others
 contexts    what stands after `with`
 arrays      parameters and buffers
+slots       attributes that are there within a call alone
 constructors/  what constructors are given and do
 targets/    the frameworks of files, and what these have in common
 flax/, equinox/  each of them

@@ -199,6 +199,21 @@ def is_array(expressions: Expressions, node: ast.expr) -> bool:
     return True
 
 
+def is_local(expressions: Expressions, node: ast.expr) -> bool:
+    """Returns whether an expression is a variable with a tensor that no parameter is made of.
+
+    What a constructor does with it is not about first values.
+    """
+    values = expressions.values(node)
+    if not isinstance(node, ast.Name) or not values:
+        return False
+    parameters = {x.untyped_storage().data_ptr() for x in expressions.file.model.parameters()}
+    return all(
+        type(value) is torch.Tensor and value.untyped_storage().data_ptr() not in parameters
+        for value in values
+    )
+
+
 def tie(expressions: Expressions, target: ast.expr, value: ast.expr) -> list[str] | None:
     """Returns the statement that gives a linear layer and an embedding one matrix.
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 from fmapper.translation import expr, literal
+from fmapper_translate.constructors import initial_values
 from fmapper_translate.constructors.given_modules import take_apart
 from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.targets import distributions
@@ -156,6 +157,22 @@ def is_placement(callee: Any, call: ast.Call, values: Callable[[ast.expr], list[
 
 
 _PLACEMENTS = (nn.Module.to, nn.Module.cuda, nn.Module.cpu)
+
+
+def special(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr | None:
+    """Prints calls of PyTorch whose code is not that of their operations; None for others."""
+    if initial_values.is_initialization(callee) and expressions.file.constructs(
+        expressions.function
+    ):
+        return initial_values.drawn(expressions, call)
+    if callee is nn.functional.multi_head_attention_forward:
+        return attention_forward(expressions, call)
+    if isinstance(call.func, ast.Attribute):
+        if isinstance(getattr(callee, "__self__", None), torch.Size):  # whose method is `numel`
+            return expr("math.prod({0})", expressions.code(call.func.value))
+        if is_placement(callee, call, expressions.values):
+            return expressions.code(call.func.value)
+    return distribution(expressions, call, callee)
 
 
 def distribution(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr | None:

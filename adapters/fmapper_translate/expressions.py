@@ -219,7 +219,7 @@ class Expressions(walk.Expressions):
             cls = self.function.owner if is_self and self.function.owner else type(owner)
             self.file.has_mode.add(self.file.maker_of(cls))
             return expr(f"not {{0}}.{self.file.target.mode}", base)
-        if self.file.has_slot(owner, node.attr):
+        if self.file.slots.has(owner, node.attr):
             return expr(f"{{0}}.{node.attr}.value", base)
         if isinstance(value, torch.Tensor):
             if (type(owner), node.attr) in self.file.optional:
@@ -249,9 +249,9 @@ class Expressions(walk.Expressions):
             base = of.parts.get(node.func.value) if of is not None else None
             if base is not None and isinstance(base.value, torch.Tensor):
                 return self._tensor_method(node, node.func, base.value, event)
-        distribution = calls.distribution(self, node, callee)
-        if distribution is not None:
-            return distribution
+        special = calls.special(self, node, callee)
+        if special is not None:
+            return special
         if isinstance(callee, nn.Module):
             refuse_wrapper(self.file.recording, callee, event)
             function = dispatch_of(self.file.recording, callee, event)
@@ -324,12 +324,6 @@ class Expressions(walk.Expressions):
         count = calls.count_of_tuple(callee)
         if count:
             return expr("ntuple({0}, {1})", self.code(node.args[0]), count)
-        if isinstance(getattr(callee, "__self__", None), torch.Size):  # whose method is `numel`
-            assert isinstance(node.func, ast.Attribute)
-            return expr("math.prod({0})", self.code(node.func.value))
-        if calls.is_placement(callee, node, self.values):
-            assert isinstance(node.func, ast.Attribute)
-            return self.code(node.func.value)
         if callee is copy.deepcopy and isinstance(value, nn.Module):
             self.function.makes_modules = True
             return expr(self.file.target.copy, self.code(node.args[0]))
@@ -337,8 +331,6 @@ class Expressions(walk.Expressions):
             made = calls.attention(self, node)
             if made is not None:
                 return made
-        if callee is nn.functional.multi_head_attention_forward:
-            return calls.attention_forward(self, node)
         if callee is torch.autograd.Variable:
             return self.code(node.args[0])
         if isinstance(value, torch.Tensor) and calls.makes_array(self, node, callee):

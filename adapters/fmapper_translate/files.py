@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
+import math
 import textwrap
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +22,7 @@ from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.printing.rows import Places
 from fmapper_translate.recording import Recording
+from fmapper_translate.slots import Slots
 from fmapper_translate.sources.derivatives import is_derivable
 from fmapper_translate.statements import Statements
 from fmapper_translate.targets import Target, layers
@@ -34,6 +37,7 @@ _IMPORTS = {
     "einops": "import einops", "functools": "import functools",
     "math": "import math", "operator": "import operator",
     "SimpleNamespace": "from types import SimpleNamespace",
+    "Namespace": "from argparse import Namespace",
     "Any": "from typing import Any", "dataclass": "from dataclasses import dataclass",
     "field": "from dataclasses import field", "ClassVar": "from typing import ClassVar",
 }  # fmt: skip
@@ -62,7 +66,7 @@ class File(walk.File):
         without_initial_values: Classes whose constructors give parameters values that the file
             does not.
         absent: Classes of layers that the model has nowhere, or without a counterpart in the file.
-        slots: Classes -> attributes that calls give arrays, and that constructors do not make.
+        slots: The attributes that are there within a call alone.
         optional: Attributes of classes that are arrays or None; they stay variables.
         initializers: Functions that give parts of a library's models their first values; None for
             the library's own.
@@ -129,7 +133,7 @@ class File(walk.File):
             for layer in [self.layers.base_of(type(part))]
             for name, array in [*part._parameters.items(), *part._buffers.items()]
         }
-        self.slots = {} if target.is_tree else dict(self._find_slots(model))
+        self.slots = Slots(recording, model, self.constructs, exist=not target.is_tree)
         self._activations: dict[str, str] = {}
         self._tied: dict[int, tuple[type | None, str]] = {}
 
@@ -150,36 +154,7 @@ class File(walk.File):
                         return True
         return False
 
-    def _find_slots(self, model: nn.Module) -> Iterator[tuple[type, list[str]]]:
-        made: dict[bool, dict[tuple[type | None, str], bool]] = {True: {}, False: {}}
-        for function in self.recording.functions:
-            constructs = self.constructs(function)
-            for node in function.nodes:
-                match node:
-                    case ast.Assign([ast.Attribute(ast.Name("self"), name)], value):
-                        events = self.recording.events.get(value, ())
-                        is_array = any(isinstance(x.value, torch.Tensor) for x in events)
-                        made[constructs][function.owner, name] = is_array
-                    case ast.Call(ast.Name("hasattr"), [_, ast.Constant(str(name))]):
-                        made[True][None, name] = False
-        for cls in {type(part) for part in model.modules()}:
-            kept = {name for owner, name in made[True] if owner is None or owner in cls.__mro__}
-            kept |= vars(cls).keys()
-            names = [
-                name for (owner, name), is_array in made[False].items()
-                if is_array and owner in cls.__mro__ and name not in kept
-                and not any(name in {**part._buffers, **part._parameters}
-                            for part in model.modules() if type(part) is cls)
-            ]  # fmt: skip
-            makers = [item for item in self.recording.functions if item.name == "__init__"]
-            if names and any(item.owner in cls.__mro__ for item in makers):
-                yield cls, names
-
     # --- what expressions ask ---------------------------------------------------------------------
-
-    def has_slot(self, owner: Any, name: str) -> bool:
-        """Returns whether an attribute of an object only is there within a call."""
-        return name in self.slots.get(type(owner), ())
 
     def _is_own(self, cls: type) -> bool:
         return cls in self._layers or super()._is_own(cls)
@@ -297,6 +272,11 @@ class File(walk.File):
             return super().value(dict(value))  # in whose order files make parts, too
         if isinstance(value, type) and value in self.layers.activations:
             return expr(self.activation_class(value))
+        if isinstance(value, functools.partial) and self.layers.layer_of(value.func) is not None:
+            named = {key: x for key, x in value.keywords.items() if key not in layers.IGNORED}
+            return super().value(functools.partial(value.func, *value.args, **named))
+        if isinstance(value, float) and math.isinf(value):
+            return expr("jnp.inf" if value > 0 else "-jnp.inf")
         if not isinstance(value, Construction):
             return super().value(value)
         if value.attributes:
@@ -359,6 +339,10 @@ class File(walk.File):
         Raises:
             NotTranscribed: A function of the source has no counterpart.
         """
+        for path, part in self.model.named_modules():
+            reason = layers.lacking(part)
+            if reason:
+                raise NotTranscribed(f"{path}: {reason} has no counterpart in files")
         self.add(type(self.model))
         self._find_ties()
         if not self.only_evaluation:

@@ -67,20 +67,22 @@ class Statements(walk.Statements):
                 f"if not self.{self._file.target.mode}:",
                 f"    raise NotImplementedError({reason!r})",
             ]
-            tree = self._function.tree
-            document = [*self._statement(tree.body[0])] if ast.get_docstring(tree) else []
-            body[len(document) : len(document)] = refusal
+            start = self._document()
+            body[start:start] = refusal
         if self._is_constructor and self._function.owner in self._file.has_mode:
             body.append(f"self.{self._file.target.mode} = False")
             if self._function.owner is not None:
                 self._file.attributes[self._function.owner].setdefault(self._file.target.mode)
         if self._is_constructor:
-            slots = dict.fromkeys(
-                name for cls, names in self._file.slots.items()
-                if self._file.maker_of(cls) is self._function.owner for name in names
-            )  # fmt: skip
-            body += [f"self.{name} = {self._file.helper_name('Slot')}()" for name in slots]
+            slots = self._file.slots.names(self._function.owner, self._file.maker_of)
+            start = self._document()
+            body[start:start] = [f"self.{name} = Slot()" for name in slots]
         return self._file.target.frame(self._file, self._function, body)
+
+    def _document(self) -> int:
+        """Returns how many lines a function's docstring has in the file."""
+        tree = self._function.tree
+        return len([*self._statement(tree.body[0])]) if ast.get_docstring(tree) else 0
 
     def _is_dropped(self, parameter: ast.arg) -> bool:
         left = self._file.omissions.parameters(self._function)
@@ -118,6 +120,11 @@ class Statements(walk.Statements):
                 yield f"return {text(expr('jax.lax.stop_gradient({0})', self.code(value)))}"
             case ast.With():
                 yield from self._with(node)
+            case ast.Expr(ast.ListComp(ast.Call() as call, [loop])) if not loop.ifs:
+                body = [*self._call(call)]
+                if body:
+                    yield f"for {bare(loop.target)} in {bare(self.code(loop.iter))}:"
+                    yield from (f"    {line}" for line in body)
             case _:
                 yield from super()._print(node)
 
@@ -207,7 +214,7 @@ class Statements(walk.Statements):
         made = super()._target(target)
         if isinstance(target, ast.Attribute):
             owners = self.expressions.values(target.value)
-            if any(self._file.has_slot(owner, target.attr) for owner in owners):
+            if any(self._file.slots.has(owner, target.attr) for owner in owners):
                 return ast.Attribute(made, "value", ast.Store())
         return made
 
@@ -228,7 +235,9 @@ class Statements(walk.Statements):
         ]  # functions, in a file
         if modules and self._is_none_before(target):
             return expr(self._file.target.new_part, code)
-        parts = [part for item in values if type(item) is list for part in item]
+        owners = [vars(x) for x in self.expressions.values(target.value) if hasattr(x, "__dict__")]
+        lists = [*values, *(owner.get(target.attr) for owner in owners)]  # which grow later
+        parts = [part for item in lists if type(item) is list for part in item]
         if any(isinstance(part, nn.Module) for part in parts):
             return expr(self._file.target.plain_list, code)
         return code
@@ -299,6 +308,10 @@ class Statements(walk.Statements):
         elif initial_values.is_initialization(callee):
             if initial_values.has_no_effect(self.expressions, call.args[0]):
                 return
+            if arrays.is_local(self.expressions, call.args[0]):
+                made = initial_values.drawn(self.expressions, call)
+                yield f"{text(call.args[0])} = {text(made)}"
+                return
             if self._function in self._file.initializers and call not in self._recording.events:
                 yield initial_values.initialize(self.expressions, call)
                 return
@@ -356,15 +369,6 @@ class Statements(walk.Statements):
         else:
             yield f"freeze({text(code)})"
 
-    def _is_local(self, node: ast.expr) -> bool:
-        """Returns whether an expression is a tensor that belongs to the constructor alone.
-
-        What happens to it is not about first values of arrays.
-        """
-        values = self.expressions.values(node)
-        is_name = isinstance(node, ast.Name) and all(type(x) is torch.Tensor for x in values)
-        return is_name and bool(values) and not arrays.is_array(self.expressions, node)
-
     def _initialize(self, make: Callable[[], str]) -> Iterator[str]:
         try:
             yield make()
@@ -375,7 +379,9 @@ class Statements(walk.Statements):
 
     def _change(self, call: ast.Call, func: ast.Attribute) -> Iterator[str]:
         """Prints a method that changes its tensor."""
-        if self._file.constructs(self._function) and not self._is_local(func.value):
+        if self._file.constructs(self._function) and not arrays.is_local(
+            self.expressions, func.value
+        ):
             made = functools.partial(
                 initial_values.initialize_by_method, self.expressions, call, func
             )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
+import functools
 from typing import Optional
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch import nn  # noqa: E402
 from torch.distributions import Categorical, Normal  # noqa: E402
 
 from fmapper.translation.source import note_arguments  # noqa: E402
-from fmapper_translate import transcribe  # noqa: E402
+from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
 from fmapper_translate.walk import witness  # noqa: E402
 
 ALIGN = None
@@ -94,7 +96,9 @@ class Made(nn.Module):
         mask = torch.empty(length, length)
         mask.fill_(2.0)
         mask.triu_(1)
-        return mask
+        ones = torch.empty(length, length)
+        nn.init.constant_(ones, 3.0)
+        return mask + ones
 
     def reset(self):
         self.conv.reset_parameters()
@@ -317,3 +321,63 @@ def test_samples_of_distributions():
     x = jnp.zeros((2000, 2, 5))
     drawn = np.asarray(net(x)).mean(axis=(0, 1))
     np.testing.assert_allclose(drawn, 2.0, atol=0.2)  # of the mean of 0 to 4, and of 0
+
+
+class Grid:
+    def __init__(self):
+        self.low, self.size = np.array([-1.0, 0.5], np.float32), 2
+
+
+class Losses(nn.Module):
+    def __init__(self, grid, norm, args):
+        super().__init__()
+        self.last = None
+        self.rnns = []
+        self.norm = norm(grid.size)
+        self.low = torch.tensor(grid.low + args.shift)
+        self.rank = nn.ParameterList(
+            [nn.Parameter(nn.init.xavier_normal_(torch.empty(2, grid.size, 3))) for _ in range(2)]
+        )
+        self.rnn = nn.GRU(grid.size, 3, batch_first=True)
+        self.rnns.append(self.rnn)
+        self._flatten()
+
+    def _flatten(self):
+        [rnn.flatten_parameters() for rnn in self.rnns]
+
+    def forward(self, x):
+        self._flatten()
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2) * self.low
+        y = self.rnn(x)[0] + x @ self.rank[0][1] @ self.rank[1][0].t() @ self.rank[1][1]
+        self.last = F.mse_loss(y, torch.ones_like(y))
+        return y
+
+
+def test_objects_of_settings_and_what_callers_read_afterwards():
+    with note_arguments():
+        norm = functools.partial(nn.InstanceNorm1d, affine=True, track_running_stats=False)
+        model = Losses(Grid(), norm, argparse.Namespace(shift=0.5))
+    code = transcribed(model, torch.randn(2, 5, 2))
+    assert "grid=SimpleNamespace(low=np.array([-1.0, 0.5], np.float32), size=2)" in code
+    assert "norm=partial(InstanceNorm2d, affine=True)" in code
+    assert "args=Namespace(shift=0.5)" in code
+    assert "self.last = Slot()" in code
+    assert "xavier" not in code
+    assert "variance_scaling" in code
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (lambda: nn.BatchNorm1d(3, track_running_stats=False), "without running statistics"),
+        (lambda: nn.InstanceNorm1d(3, track_running_stats=True), "with running statistics"),
+        (lambda: nn.ConvTranspose1d(3, 3, 2, groups=3), "with groups"),
+        (lambda: nn.Softplus(beta=2), "with another slope"),
+        (lambda: nn.AvgPool1d(2, padding=1, ceil_mode=True), "counts its padding"),
+    ],
+)
+def test_layers_without_counterpart_are_refused_by_name(layer, reason):
+    with note_arguments():
+        model = Body(layer())
+    with pytest.raises(NotTranscribed, match=f"0: .* {reason}.* has no counterpart"):
+        transcribe(model, (torch.randn(2, 3, 4),))

@@ -108,6 +108,7 @@ def _arguments(module: nn.Module) -> tuple[Sequence[Any], Mapping[str, Any]]:
         value = given.pop(name, getattr(module, name, parameter.default))
         is_array = name in module._parameters and not isinstance(value, bool)
         value = value is not None if is_array else value
-        if name not in layers.IGNORED and value != parameter.default:
+        is_ignored = name in layers.IGNORED and name != "track_running_stats"
+        if not is_ignored and value != parameter.default:
             given[name] = value
     return (), given

@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from fmapper.translation import expr, text
 from fmapper_translate import arrays
-from fmapper_translate.expressions import Expressions
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.walk.errors import NotTranscribed
+
+if TYPE_CHECKING:
+    from fmapper_translate.expressions import Expressions
 
 Code = Mapping[str, ast.expr]
 
@@ -46,6 +48,32 @@ def initialize(expressions: Expressions, call: ast.Call) -> str:
         for name, value in rest if name != "generator"
     }  # fmt: skip
     return _fill(expressions, target[1], callee.__name__, codes)
+
+
+def drawn(expressions: Expressions, call: ast.Call) -> ast.expr:
+    """Returns the code for what `nn.init` gives for an array that is made in the call.
+
+    Raises:
+        NotTranscribed: It gives values to an array of a module, or has no counterpart.
+    """
+    callee = expressions.callee(call)
+    names = {str(key.arg): key.value for key in call.keywords}
+    given = inspect.signature(callee).bind(*call.args, **names)
+    given.apply_defaults()
+    (_, target), *rest = given.arguments.items()
+    if any(isinstance(value, nn.Parameter) for value in expressions.values(target)):
+        raise NotTranscribed("it gives an array of a module values within an expression")
+    codes = {
+        name: expressions.code(value) if isinstance(value, ast.expr) else expr(repr(value))
+        for name, value in rest if name != "generator"
+    }  # fmt: skip
+    array = expressions.code(target)
+    if callee.__name__ in _CONSTANTS:
+        return _CONSTANTS[callee.__name__](array, *codes.values())
+    expressions.function.makes_modules = True
+    file = expressions.file.target
+    made = _initializer(file.initializers, callee.__name__, codes, has_layout=True)
+    return expr("{0}({1}, {2}.shape)", made, file.draw(), array)
 
 
 def has_no_effect(expressions: Expressions, target: ast.expr) -> bool:

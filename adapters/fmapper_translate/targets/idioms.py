@@ -129,6 +129,14 @@ def _cat(p: Printing, arrays: Any, dim: int = 0) -> Any:
     return expr(f"jnp.{name}({{0}}, axis={{1}})", listed, dim)
 
 
+@_idiom("broadcast_tensors")
+def _broadcast(p: Printing, arrays: Any) -> Any:
+    listed = list(arrays)
+    if len({item.shape for item in listed}) == 1:
+        return ast.Tuple([literal(item) for item in listed], ast.Load())
+    return ast.Call(expr("jnp.broadcast_arrays"), [literal(item) for item in listed], [])
+
+
 @_idiom("detach")
 def _detach(p: Printing, x: Value) -> Any:
     return expr("jax.lax.stop_gradient({0})", x)

@@ -170,6 +170,30 @@ def says_bias(module: Any) -> bool:
     return isinstance(module, nn.Linear | convolutions | turned)
 
 
+def lacking(module: nn.Module) -> str:
+    """Returns what a layer does that no counterpart does; empty for nothing."""
+    kind = type(module).__name__
+    batch = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+    if isinstance(module, batch) and not module.track_running_stats:
+        return f"{kind} without running statistics"
+    instance = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
+    if isinstance(module, instance) and module.track_running_stats:
+        return f"{kind} with running statistics"
+    turned = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+    if isinstance(module, turned) and module.groups != 1:
+        return f"{kind} with groups"
+    if isinstance(module, nn.Softplus) and (module.beta, module.threshold) != (1, 20):
+        return f"{kind} with another slope"
+    is_pool = isinstance(module, nn.AvgPool1d | nn.AvgPool2d) and module.ceil_mode
+    if is_pool and module.count_include_pad and any((*_tuple(module.padding), 0)):
+        return f"{kind} that rounds up and counts its padding"
+    return ""
+
+
+def _tuple(value: Any) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
 def is_library_module(cls: Any) -> bool:
     """Returns whether a class is a module of PyTorch itself."""
     is_module = isinstance(cls, type) and issubclass(cls, nn.Module)

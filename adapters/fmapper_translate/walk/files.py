@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import builtins
 import functools
@@ -15,6 +16,8 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
+
+import numpy as np
 
 from fmapper.translation import Helper, expr, literal, text
 from fmapper_translate.functions import Function, is_standard
@@ -211,13 +214,18 @@ class File(ABC):
         settings = None if isinstance(value, type) else self._settings(value)
         if settings is not None:
             self.add(type(value))
-            keywords = [ast.keyword(name, self.value(item)) for name, item in settings.items()]
-            return ast.Call(expr(type(value).__name__), [], keywords)
+            return self._keywords(type(value).__name__, settings)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+            return expr(f"np.array({{0}}, np.{value.dtype.name})", self.value(value.tolist()))
+        kept = getattr(value, "__dict__", {})
+        if self._is_own(type(value)) and kept:  # of what it was made is not known
+            return self._keywords("SimpleNamespace", kept)
         if isinstance(value, functools.partial):
             keywords = [
                 ast.keyword(name, self.value(item)) for name, item in value.keywords.items()
             ]
-            return ast.Call(expr("partial"), [self.value(value.func)], keywords)
+            given = map(self.value, (value.func, *value.args))
+            return ast.Call(expr("partial"), [*given], keywords)
         if isinstance(value, type):
             name = self.class_name(value)
             if name is None and not self.add(value):
@@ -228,9 +236,14 @@ class File(ABC):
         except TypeError as error:
             raise NotTranscribed(f"{value!r} cannot be written to a file") from error
 
+    def _keywords(self, name: str, given: Mapping[str, Any]) -> ast.expr:
+        """Returns the call of a class with keywords."""
+        keywords = [ast.keyword(key, self.value(item)) for key, item in given.items()]
+        return ast.Call(expr(name), [], keywords)
+
     def _settings(self, value: Any) -> dict[str, Any] | None:
         """Returns the keywords that make an object like another one; None for what has none."""
-        if isinstance(value, types.SimpleNamespace):
+        if isinstance(value, types.SimpleNamespace | argparse.Namespace):
             return vars(value)
         cls = type(value)
         if not self._is_own(cls) or isinstance(value, types.FunctionType):
