@@ -164,7 +164,7 @@ def special(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr |
     if initial_values.is_initialization(callee) and expressions.file.constructs(
         expressions.function
     ):
-        return initial_values.drawn(expressions, call)
+        return initial_values.draw(expressions, call)
     if callee is nn.functional.multi_head_attention_forward:
         return attention_forward(expressions, call)
     if isinstance(call.func, ast.Attribute):

@@ -340,7 +340,7 @@ class File(walk.File):
             NotTranscribed: A function of the source has no counterpart.
         """
         for path, part in self.model.named_modules():
-            reason = layers.lacking(part)
+            reason = layers.gap_of(part)
             if reason:
                 raise NotTranscribed(f"{path}: {reason} has no counterpart in files")
         self.add(type(self.model))

@@ -309,7 +309,7 @@ class Statements(walk.Statements):
             if initial_values.has_no_effect(self.expressions, call.args[0]):
                 return
             if arrays.is_local(self.expressions, call.args[0]):
-                made = initial_values.drawn(self.expressions, call)
+                made = initial_values.draw(self.expressions, call)
                 yield f"{text(call.args[0])} = {text(made)}"
                 return
             if self._function in self._file.initializers and call not in self._recording.events:

@@ -50,7 +50,7 @@ def initialize(expressions: Expressions, call: ast.Call) -> str:
     return _fill(expressions, target[1], callee.__name__, codes)
 
 
-def drawn(expressions: Expressions, call: ast.Call) -> ast.expr:
+def draw(expressions: Expressions, call: ast.Call) -> ast.expr:
     """Returns the code for what `nn.init` gives for an array that is made in the call.
 
     Raises:

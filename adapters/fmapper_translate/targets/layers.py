@@ -170,7 +170,7 @@ def says_bias(module: Any) -> bool:
     return isinstance(module, nn.Linear | convolutions | turned)
 
 
-def lacking(module: nn.Module) -> str:
+def gap_of(module: nn.Module) -> str:
     """Returns what a layer does that no counterpart does; empty for nothing."""
     kind = type(module).__name__
     batch = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
