@@ -7,7 +7,8 @@ import dis
 import functools
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -15,7 +16,6 @@ from torch import nn
 from fmapper_translate.targets import layers
 from fmapper_translate.walk.errors import NotTranscribed
 
-_LISTS = (Sequence, nn.ModuleList, nn.Sequential)
 SAY_ARGUMENTS = (
     "Say it by source(..., arguments={'name': value}), or have its constructor keep them as "
     "attributes of these names"
@@ -23,7 +23,26 @@ SAY_ARGUMENTS = (
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
-def find_arguments(model: nn.Module) -> Arguments:
+@dataclass(frozen=True)
+class Modules:
+    """What is to be known of a framework's modules, to read how they were made.
+
+    Attributes:
+        is_module: Whether something is one.
+        is_library: Whether a class is the framework's own.
+        make: Makes one, of the arguments of its constructor.
+        is_alike: Whether two have the same parts, shapes, ties and settings.
+        hidden: The parameters of constructors for random numbers.
+    """
+
+    is_module: Callable[[Any], bool]
+    is_library: Callable[[type], bool]
+    make: Callable[[type, Mapping[str, Any]], Any]
+    is_alike: Callable[[Any, Any], bool]
+    hidden: frozenset[str] = frozenset()
+
+
+def find_arguments(model: Any, modules: Modules | None = None) -> Arguments:
     """Returns what the constructor of a model was given, by keyword.
 
     An attribute of a parameter's name is its value. Otherwise the constructor says where it went:
@@ -32,15 +51,18 @@ def find_arguments(model: nn.Module) -> Arguments:
     Raises:
         NotTranscribed: Some argument left no trace, or a model made with these is another one.
     """
+    modules = modules or TORCH
     cls = type(model)
-    found = _read(model)
-    names = inspect.signature(cls).parameters
-    arguments = {name: found[name] for name in names if name in found}
+    found = _read(model, modules)
     kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    names = {
+        name: parameter for name, parameter in _parameters(cls).items()
+        if name not in modules.hidden and parameter.kind not in kinds
+    }  # fmt: skip
+    arguments = {name: found[name] for name in names if name in found}
     lacking = [
-        parameter.name for parameter in names.values()
-        if parameter.name not in arguments and parameter.default is inspect.Parameter.empty
-        and parameter.kind not in kinds
+        name for name, parameter in names.items()
+        if name not in arguments and parameter.default is inspect.Parameter.empty
     ]  # fmt: skip
     if not lacking:
         switches = {
@@ -49,20 +71,29 @@ def find_arguments(model: nn.Module) -> Arguments:
         }  # fmt: skip
         for other in ({}, *({name: value} for name, value in switches.items())):
             given = {**arguments, **other}
-            if _makes(cls, given, model):
+            if _makes(cls, given, model, modules):
                 return (), {name: given[name] for name in names if name in given}
         lacking = [name for name in names if name not in arguments]
     if lacking:
         raise NotTranscribed(
             f"{cls.__name__}: the model does not say what {', '.join(lacking)} was. {SAY_ARGUMENTS}"
         )
-    return (), arguments
+    raise NotTranscribed(
+        f"{cls.__name__}: its constructor makes another model of the arguments that it keeps; it "
+        f"was changed since. {SAY_ARGUMENTS}"
+    )
 
 
-def _makes(cls: type, arguments: Mapping[str, Any], model: nn.Module) -> bool:
+def _parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """Returns the parameters of a constructor, without the object."""
+    _, *rest = layers.signature_of(cls).parameters.items()
+    return dict(rest)
+
+
+def _makes(cls: type, arguments: Mapping[str, Any], model: Any, modules: Modules) -> bool:
     """Returns whether a class makes a model like another one of these arguments."""
     try:
-        return _is_alike(cls(**arguments), model)
+        return modules.is_alike(modules.make(cls, arguments), model)
     except Exception:  # constructors raise anything
         return False
 
@@ -75,7 +106,7 @@ def _is_alike(twin: nn.Module, model: nn.Module) -> bool:
     if {name: x.shape for name, x in ours.items()} != {n: x.shape for n, x in theirs.items()}:
         return False
     pairs = zip(twin.modules(), model.modules(), strict=True)
-    is_same = all(_settings(one) == _settings(other) for one, other in pairs)
+    is_same = all(settings_of(one) == settings_of(other) for one, other in pairs)
     return is_same and _distinct_names(twin) == _distinct_names(model)
 
 
@@ -84,12 +115,18 @@ def _distinct_names(model: nn.Module) -> set[str]:
     return {name for name, _ in model.named_parameters()}
 
 
-def _settings(module: nn.Module) -> dict[str, Any]:
+def settings_of(module: Any) -> dict[str, Any]:
     """Returns the numbers and texts that a module has, and that no call changes."""
     kind: Any = type(module)
     changed = _attributes_that_change(kind)
     kept = {name: value for name, value in vars(module).items() if name not in changed}
-    return {name: value for name, value in kept.items() if isinstance(value, str | int | float)}
+    return {name: value for name, value in kept.items() if _is_setting(value)}
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_setting, value))
+    return isinstance(value, str | int | float)
 
 
 @functools.cache
@@ -105,21 +142,31 @@ def _attributes_that_change(cls: type) -> frozenset[str]:
     return frozenset(str(step.argval) for step in steps if step.opname == "STORE_ATTR")
 
 
-def _read(module: nn.Module) -> dict[str, Any]:
+TORCH = Modules(
+    lambda value: isinstance(value, nn.Module),
+    layers.is_library_module,
+    lambda cls, arguments: cls(**arguments),
+    _is_alike,
+)
+
+
+def _read(module: Any, modules: Modules) -> dict[str, Any]:
     """Returns the arguments of a module's constructor that it tells."""
     cls = type(module)
-    names = inspect.signature(cls).parameters
+    names = _parameters(cls)
     arguments = {
         name: getattr(module, name)
         for name in names
-        if hasattr(module, name) and not isinstance(getattr(module, name), nn.Module)
+        if hasattr(module, name) and not _holds_modules(getattr(module, name), modules)
         and not inspect.isroutine(getattr(module, name))
     }  # fmt: skip
-    if any(base is not nn.Module and layers.is_library_module(base) for base in cls.__mro__):
+    if any(modules.is_library(base) and base.__name__ != "Module" for base in cls.__mro__):
         return arguments
-    source = textwrap.dedent(inspect.getsource(cls.__init__))
+    try:
+        source = textwrap.dedent(inspect.getsource(cls.__init__))
+    except (OSError, TypeError):  # a class whose constructor was made for it
+        return arguments
     definition = ast.parse(source).body[0]
-    space = getattr(cls.__init__, "__globals__", {})
     stored = {
         node.id for node in ast.walk(definition)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
@@ -129,55 +176,65 @@ def _read(module: nn.Module) -> dict[str, Any]:
             case ast.Assign([ast.Attribute(ast.Name("self"), attr)], value) if hasattr(
                 module, attr
             ):
-                for name, read in _unify(value, getattr(module, attr), space):
+                for name, read in _unify(value, getattr(module, attr), modules):
                     if name in names and name not in stored:
                         arguments.setdefault(name, read)
     return arguments
 
 
-def _unify(node: ast.expr, value: Any, space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _holds_modules(value: Any, modules: Modules) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_holds_modules(item, modules) for item in value)
+    return modules.is_module(value)
+
+
+def _items(value: Any) -> list[Any] | None:
+    """Returns the elements of a list, or of a module that is one; None for anything else."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [*value]
+    if type(value).__name__ not in ("ModuleList", "Sequential", "List"):
+        return None
+    return [*getattr(value, "layers", value)]
+
+
+def _unify(node: ast.expr, value: Any, modules: Modules) -> Iterator[tuple[str, Any]]:
     """Yields names in an expression and what they are, where its value says that."""
+    items = _items(value)
     match node:
         case ast.Name(name):
             yield name, value
         case ast.BinOp(ast.Constant(int(factor)), ast.Mult(), other) | ast.BinOp(
             other, ast.Mult(), ast.Constant(int(factor))
         ) if isinstance(value, int) and factor and value % factor == 0:
-            yield from _unify(other, value // factor, space)
-        case ast.List(elts) | ast.Tuple(elts) if isinstance(value, _LISTS):
-            for element, item in zip(elts, value, strict=False):
-                yield from _unify(element, item, space)
-        case ast.ListComp(element, [loop]) | ast.GeneratorExp(element, [loop]) if isinstance(
-            value, _LISTS
-        ):
+            yield from _unify(other, value // factor, modules)
+        case ast.List(elts) | ast.Tuple(elts) if items is not None:
+            for element, item in zip(elts, items, strict=False):
+                yield from _unify(element, item, modules)
+        case ast.ListComp(element, [loop]) | ast.GeneratorExp(element, [loop]) if items is not None:
             match loop.iter:
                 case ast.Call(ast.Name("range"), [count]):
-                    yield from _unify(count, len(value), space)
+                    yield from _unify(count, len(items), modules)
             bound = {item.id for item in ast.walk(loop.target) if isinstance(item, ast.Name)}
-            if len(value) and not loop.ifs:
-                pairs = _unify(element, value[0], space)
+            if items and not loop.ifs:
+                pairs = _unify(element, items[0], modules)
                 yield from ((name, read) for name, read in pairs if name not in bound)
-        case ast.Call(args=[ast.Starred(inner)]) if isinstance(value, nn.Sequential):
-            yield from _unify(inner, value, space)
-        case ast.Call(func, args, keywords) if isinstance(value, nn.Module):
-            yield from _unify_call(func, args, keywords, value, space)
+        case ast.Call(args=[ast.Starred(inner)]) if items is not None:
+            yield from _unify(inner, value, modules)
+        case ast.Call(func, args, keywords) if modules.is_module(value):
+            yield from _unify_call(func, args, keywords, value, modules)
 
 
 def _unify_call(
-    func: ast.expr,
-    args: list[ast.expr],
-    keywords: list[ast.keyword],
-    module: nn.Module,
-    space: Mapping[str, Any],
-) -> Iterator[tuple[str, Any]]:
+    func: ast.expr, args: list[ast.expr], keywords: list[ast.keyword], module: Any, modules: Modules
+) -> Iterator[tuple[str, Any]]:  # fmt: skip
     cls = type(module)
     if ast.unparse(func).rpartition(".")[2] != cls.__name__:
         return
-    if isinstance(module, nn.Sequential | nn.ModuleList):
-        parts = args[0] if isinstance(module, nn.ModuleList) and args else ast.List(args)
-        yield from _unify(parts, module, space)
+    if _items(module) is not None:
+        parts = args[0] if _takes_list(cls) and len(args) == 1 else ast.List(args)
+        yield from _unify(parts, module, modules)
         return
-    values = _read(module)
+    values = _read(module, modules)
     by_name = {str(key.arg): key.value for key in keywords if key.arg}
     try:
         given = layers.signature_of(cls).bind_partial(None, *args, **by_name).arguments
@@ -187,4 +244,10 @@ def _unify_call(
         if name in values and isinstance(node, ast.expr):
             value = values[name]
             is_even = isinstance(value, tuple) and len(set(value)) == 1
-            yield from _unify(node, value[0] if is_even else value, space)
+            yield from _unify(node, value[0] if is_even else value, modules)
+
+
+def _takes_list(cls: type) -> bool:
+    """Returns whether a list of modules is given its elements as one argument."""
+    parameters = [*_parameters(cls).values()]
+    return parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL

@@ -13,11 +13,13 @@ from flax import nnx
 from fmapper.checkpoints import Rules
 from fmapper.translation.source import format_code
 from fmapper_adapters.jax.libraries import train_flags
+from fmapper_translate.constructors.arguments import find_arguments
 from fmapper_translate.functions import Function
 from fmapper_translate.recording import record
 from fmapper_translate.sources.nnx import NnxSource
+from fmapper_translate.torch.arguments import NNX
 from fmapper_translate.torch.files import File
-from fmapper_translate.torch.tables import is_library_module, is_module, is_random
+from fmapper_translate.torch.tables import is_library_module, is_random
 from fmapper_translate.torch.witness import functions_that_differ
 from fmapper_translate.transcription import Transcription
 from fmapper_translate.walk.errors import NotTranscribed
@@ -47,7 +49,7 @@ def from_nnx(
             f"{cls.__name__} is called with a key of random numbers; a file draws its own, so "
             "nothing proves what it gives"
         )
-    args, kwargs = arguments_of(model) if arguments is None else arguments
+    args, kwargs = find_arguments(model, NNX) if arguments is None else arguments
     takes_rngs = "rngs" in inspect.signature(cls.__init__).parameters
 
     def make() -> Any:
@@ -75,36 +77,6 @@ def from_nnx(
 
 def _call(inputs: Inputs, options: Mapping[str, Any], model: Any) -> object:
     return model(*inputs, **options)
-
-
-def arguments_of(model: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Returns what the constructor of a model was given, as far as its attributes say that.
-
-    Raises:
-        NotTranscribed: A parameter without default is not an attribute.
-    """
-    cls = type(model)
-    parameters = inspect.signature(cls.__init__).parameters
-    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    names = [
-        name
-        for name, parameter in parameters.items()
-        if name not in ("self", "rngs", "key") and parameter.kind not in kinds
-    ]
-    lacking = [
-        name
-        for name in names
-        if parameters[name].default is inspect.Parameter.empty
-        and (not hasattr(model, name) or is_module(getattr(model, name)))
-    ]
-    if lacking:
-        raise NotTranscribed(
-            f"{cls.__name__}: the model does not say what {', '.join(lacking)} was. "
-            "Say it by source(..., arguments={'name': value})"
-        )
-    return (), {
-        name: value for name in names if not is_module(value := getattr(model, name, model))
-    }
 
 
 def _weights(model: Any) -> dict[str, Any]:

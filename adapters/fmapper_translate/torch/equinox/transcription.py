@@ -12,12 +12,14 @@ import jax
 
 from fmapper import state
 from fmapper.translation.source import format_code
+from fmapper_translate.constructors.arguments import find_arguments
 from fmapper_translate.functions import Function
 from fmapper_translate.recording import record
 from fmapper_translate.sources.equinox import EquinoxSource
+from fmapper_translate.torch.equinox.arguments import EQUINOX
 from fmapper_translate.torch.equinox.files import File
 from fmapper_translate.torch.tables import is_library_module, is_random
-from fmapper_translate.torch.transcription import Inputs, arguments_of, flags_of, rules_of
+from fmapper_translate.torch.transcription import Inputs, flags_of, rules_of
 from fmapper_translate.torch.witness import functions_that_differ
 from fmapper_translate.transcription import Transcription
 from fmapper_translate.walk.errors import NotTranscribed
@@ -60,7 +62,7 @@ def from_equinox(
         raise NotTranscribed(
             f"{cls.__name__} is Equinox's own: only classes of a model are transcribed"
         )
-    args, kwargs = arguments_of(model) if arguments is None else arguments
+    args, kwargs = find_arguments(model, EQUINOX) if arguments is None else arguments
     takes_key = "key" in inspect.signature(cls).parameters
 
     def make() -> _Bound:
