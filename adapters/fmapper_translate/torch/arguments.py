@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 
 from fmapper_translate.constructors.arguments import Modules, settings_of
+from fmapper_translate.targets.layers import signature_of
 from fmapper_translate.torch.tables import MODES, is_library_module, is_random
 
 
@@ -22,20 +23,19 @@ def same_settings(one: Any, other: Any, modes: frozenset[str]) -> bool:
 
 
 def _make(cls: type, arguments: Mapping[str, Any]) -> Any:
-    takes_rngs = "rngs" in inspect.signature(cls.__init__).parameters
+    takes_rngs = "rngs" in signature_of(cls).parameters
     return cls(**arguments, **({"rngs": nnx.Rngs(0)} if takes_rngs else {}))
 
 
 def _is_alike(twin: Any, model: Any) -> bool:
     ours, theirs = (dict(nnx.iter_graph(x)) for x in (twin, model))
-    modules, arrays = (
-        [{path: x for path, x in found.items() if isinstance(x, kind)} for found in (ours, theirs)]
-        for kind in (nnx.Module, nnx.Variable)
-    )
+    modules = [{path: x for path, x in found.items() if isinstance(x, nnx.Module)}
+               for found in (ours, theirs)]  # fmt: skip
     shapes = [
-        {path: (x.shape, type(x)) for path, x in found.items() if not is_random(x)}
-        for found in arrays
-    ]
+        {path: (jnp.shape(x.get_raw_value()), type(x)) for path, x in found.items()
+         if isinstance(x, nnx.Variable) and not is_random(x)}
+        for found in (ours, theirs)
+    ]  # fmt: skip
     if shapes[0] != shapes[1] or modules[0].keys() != modules[1].keys():
         return False
     return all(same_settings(x, modules[1][path], MODES) for path, x in modules[0].items())
