@@ -247,7 +247,7 @@ def transcribe(
         from fmapper_translate.torch.equinox.transcription import from_equinox
 
         return from_equinox(model, [args for args, _ in examples], arguments, options)
-    from fmapper_translate.torch.transcription import from_nnx
+    from fmapper_translate.torch.nnx.transcription import from_nnx
 
     return from_nnx(model, [args for args, _ in examples], arguments, options)
 

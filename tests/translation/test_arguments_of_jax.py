@@ -9,8 +9,8 @@ eqx = pytest.importorskip("equinox")
 
 from fmapper_translate import NotTranscribed  # noqa: E402
 from fmapper_translate.constructors.arguments import find_arguments  # noqa: E402
-from fmapper_translate.torch.arguments import NNX  # noqa: E402
 from fmapper_translate.torch.equinox.arguments import EQUINOX  # noqa: E402
+from fmapper_translate.torch.nnx.arguments import NNX  # noqa: E402
 
 
 class Block(nnx.Module):

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 
 from fmapper_translate.constructors.arguments import Modules
-from fmapper_translate.torch.arguments import same_settings
+from fmapper_translate.torch.nnx.arguments import same_settings
 from fmapper_translate.torch.tables import is_library_module
 
 _MODES = frozenset({"inference"})

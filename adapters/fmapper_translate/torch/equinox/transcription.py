@@ -18,8 +18,8 @@ from fmapper_translate.recording import record
 from fmapper_translate.sources.equinox import EquinoxSource
 from fmapper_translate.torch.equinox.arguments import EQUINOX
 from fmapper_translate.torch.equinox.files import File
+from fmapper_translate.torch.nnx.transcription import Inputs, flags_of, rules_of
 from fmapper_translate.torch.tables import is_library_module, is_random
-from fmapper_translate.torch.transcription import Inputs, flags_of, rules_of
 from fmapper_translate.torch.witness import functions_that_differ
 from fmapper_translate.transcription import Transcription
 from fmapper_translate.walk.errors import NotTranscribed

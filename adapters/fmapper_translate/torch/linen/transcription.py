@@ -17,8 +17,8 @@ from fmapper_translate.recording import record
 from fmapper_translate.sources.linen import LinenSource
 from fmapper_translate.torch.linen.compact import STILL, TRAINING
 from fmapper_translate.torch.linen.files import File, settings_of
+from fmapper_translate.torch.nnx.transcription import Inputs, flags_of, rules_of
 from fmapper_translate.torch.tables import is_library_module
-from fmapper_translate.torch.transcription import Inputs, flags_of, rules_of
 from fmapper_translate.torch.witness import functions_that_differ
 from fmapper_translate.transcription import Transcription
 from fmapper_translate.walk.errors import NotTranscribed

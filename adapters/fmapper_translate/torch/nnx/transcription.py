@@ -17,8 +17,8 @@ from fmapper_translate.constructors.arguments import find_arguments
 from fmapper_translate.functions import Function
 from fmapper_translate.recording import record
 from fmapper_translate.sources.nnx import NnxSource
-from fmapper_translate.torch.arguments import NNX
 from fmapper_translate.torch.files import File
+from fmapper_translate.torch.nnx.arguments import NNX
 from fmapper_translate.torch.tables import is_library_module, is_random
 from fmapper_translate.torch.witness import functions_that_differ
 from fmapper_translate.transcription import Transcription
