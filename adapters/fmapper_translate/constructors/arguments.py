@@ -25,7 +25,7 @@ Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Modules:
-    """What is to be known of a framework's modules, to read how they were made.
+    """The facts about a framework's modules that tell how they were made.
 
     Attributes:
         is_module: Whether something is one.

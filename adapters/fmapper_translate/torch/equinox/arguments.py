@@ -1,4 +1,4 @@
-"""What the constructors of models of Equinox were given."""
+"""The arguments of the constructors of models of Equinox."""
 
 from __future__ import annotations
 

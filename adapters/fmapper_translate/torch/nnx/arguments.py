@@ -1,4 +1,4 @@
-"""What the constructors of models of Flax NNX were given."""
+"""The arguments of the constructors of models of Flax NNX."""
 
 from __future__ import annotations
 
