@@ -381,3 +381,24 @@ def test_layers_without_counterpart_are_refused_by_name(layer, reason):
         model = Body(layer())
     with pytest.raises(NotTranscribed, match=f"0: .* {reason}.* has no counterpart"):
         transcribe(model, (torch.randn(2, 3, 4),))
+
+
+class Causal(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+        self.fc = nn.Linear(size, size)
+        self.mask = torch.full((size, size), float("-inf")).triu(1)
+
+    def forward(self, x):
+        self.mask = self.mask.to(x.dtype) if self.mask is not None else None
+        return torch.softmax(self.fc(x) + self.mask, -1)
+
+
+@pytest.mark.nightly
+def test_a_mask_that_is_infinite_is_proved():
+    x = torch.randn(2, 4, 4)
+    model = Causal(4)
+    made = transcribe(model, (x,))
+    assert "self.mask = " not in made.code.partition("def __call__")[2]
+    assert made.prove(model, (x,))
