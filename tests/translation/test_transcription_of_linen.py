@@ -181,3 +181,19 @@ def test_draws_are_compared_though_the_call_has_no_keys():
     proof = transcribe(model, (x,)).prove(model, (x,))
     assert proof, proof
     assert proof.errors["train dropout"] > 0
+
+
+class Counted(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(3)(x)
+        self.sow("losses", "size", jnp.sum(x**2))
+        return x
+
+
+def test_what_a_call_collects_is_not_lost():
+    module, x = Counted(), jnp.ones((2, 4))
+    model = module, {"params": module.init(jax.random.key(0), x)["params"]}
+    with pytest.raises(NotTranscribed, match="collects losses, which a file does not give"):
+        transcribe(model, (x,), options={"mutable": ["losses"]})
+    assert "sow" not in transcribe(model, (x,)).code
