@@ -50,12 +50,14 @@ class LowRank:
     def merge(self, weight: Any, sign: int = 1) -> Any:
         """Returns a weight with the update in it, of its dtype; a sign of -1 takes that out."""
         xp = array_namespace(weight)
-        rank = self.a.shape[0]
-        left = sign * self.scale * xp.reshape(self.b, (-1, rank))
-        right = xp.reshape(self.a, (rank, -1))
+        rank, dtype = self.a.shape[0], weight.dtype
+        if self.a.dtype != dtype:  # neither loses what the other lacks
+            dtype = xp.result_type(*(xp.result_type(x, xp.float32) for x in (weight, self.a)))
+        left = sign * self.scale * xp.reshape(xp.astype(self.b, dtype), (-1, rank))
+        right = xp.reshape(xp.astype(self.a, dtype), (rank, -1))
         left, right = (right.T, left.T) if self.is_transposed else (left, right)
         matrix = xp.reshape(weight, (left.shape[0], right.shape[1]))
-        made = xp.astype(matrix, self.a.dtype) + left @ right
+        made = xp.astype(matrix, dtype) + left @ right
         if self.magnitude is not None:
             axis = 0 if self.is_transposed else 1
             norm = xp.sqrt(xp.sum(made * made, axis=axis, keepdims=True))
@@ -64,6 +66,19 @@ class LowRank:
                 norm = owner.without_gradient(norm)
             made = made * xp.reshape(self.magnitude, norm.shape) / norm
         return xp.astype(xp.reshape(made, weight.shape), weight.dtype)
+
+
+def _beside(name: str, new: Any, weight: Any) -> Any:
+    """Returns an update or array of the weight's framework, to which NumPy's are moved."""
+    ours, theirs = adapter_of(new.a if isinstance(new, LowRank) else new), adapter_of(weight)
+    if ours is theirs or ours is None or theirs is None:
+        return new
+    if ours.name == "numpy":
+        return mover_to(theirs)(new)
+    raise StructureMismatchError(
+        f"{name}: the adapter holds arrays of {ours.name}, and the weight is one of {theirs.name}. "
+        f"Pass fmapper.to_{theirs.name}(adapter), or move the weights"
+    )
 
 
 def _keeper(model: Any) -> Optimizers:
@@ -115,11 +130,6 @@ class LoraAdapter:
             StructureMismatchError: The adapter names arrays that are not there, or of another
                 shape; lists all of them. An adapter is never left out.
         """
-        if not isinstance(params, Mapping):
-            raise StructureMismatchError(
-                f"{type(params).__name__} takes no LoRA adapter: pass its parameters "
-                "by name, such as dict(module.named_parameters()) or fmapper.state(model)."
-            )
         return self._apply(params)
 
     def apply(self, function: Callable[..., Any], params: Mapping[str, Any], *args: Any) -> Any:
@@ -144,6 +154,11 @@ class LoraAdapter:
         self, params: Mapping[str, Any], sign: int = 1, bring: Callable[[Any], Any] = lambda x: x
     ) -> dict[str, Any]:
         """Returns arrays with the updates in the weights, which are brought to those."""
+        if not isinstance(params, Mapping):
+            raise StructureMismatchError(
+                f"{type(params).__name__} takes no LoRA adapter: pass its parameters "
+                "by name, such as dict(module.named_parameters()) or fmapper.state(model)."
+            )
         parts = [*self.replaced.items(), *self.updates.items()]  # an embedding may be in both
 
         def apply(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,8 +171,10 @@ class LoraAdapter:
                     shapes = f"{tuple(new.shape)}, not {tuple(weight.shape)}"
                     problems.append(f"{name}: the adapter is for a weight of shape {shapes}")
                 else:
+                    weight = bring(weight)
+                    new = _beside(name, new, weight)
                     is_update = isinstance(new, LowRank)
-                    merged[name] = new.merge(bring(weight), sign) if is_update else new
+                    merged[name] = new.merge(weight, sign) if is_update else new
             if problems:
                 raise StructureMismatchError("\n  ".join(["the adapter does not fit:", *problems]))
             return merged

@@ -269,6 +269,30 @@ def test_a_weight_keeps_its_dtype(tmp_path):
     assert merged["q.weight"].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("to", [fmapper.to_numpy, fmapper.to_torch, fmapper.to_jax])
+@pytest.mark.parametrize("halves", [("float32", "bfloat16"), ("float16", "bfloat16")])
+def test_a_weight_is_not_rounded_to_the_dtype_of_its_update(to, halves):
+    weight, half = halves
+    w, a, b = draw(5, 6).astype(weight), *(draw(*s).astype(half) for s in ((2, 6), (5, 2)))
+    adapter = to(LoraAdapter({"w": LowRank(a, b, scale=2.0)}))
+    made = fmapper.to_numpy(adapter({"w": to(w)})["w"])
+    want = w.astype("float64") + 2 * b.astype("float64") @ a.astype("float64")
+    assert made.dtype == weight
+    assert np.allclose(made, want, rtol=1e-6 if weight == "float32" else 1e-3, atol=1e-6)
+
+
+def test_an_adapter_of_another_framework(tmp_path):
+    adapter = load_adapter(write(tmp_path, pair()))
+    weights = {"q.weight": torch.zeros(5, 6)}
+    made = adapter(weights)["q.weight"]  # that of NumPy goes where the weights are
+    want = adapter({"q.weight": np.zeros((5, 6), np.float32)})["q.weight"]
+    assert np.allclose(made, want, atol=1e-6)
+    with pytest.raises(StructureMismatchError, match=r"Pass fmapper.to_torch\(adapter\)"):
+        fmapper.to_jax(adapter)(weights)
+    with pytest.raises(StructureMismatchError, match="takes no LoRA adapter"):
+        adapter.unmerge(torch.nn.Linear(6, 5))
+
+
 @pytest.mark.parametrize(
     ("params", "what"),
     [
