@@ -73,7 +73,7 @@ def layouts(shape: Shape, wanted: Shape, a: str = "", b: str = "") -> tuple[Layo
     """
     if math.prod(shape) != math.prod(wanted) or max(len(shape), len(wanted)) > _MOST_AXES:
         return ()
-    if len([n for n in shape if n != 1]) <= 1:
+    if len([n for n in shape if n != 1]) <= 1 or 0 in shape:
         return (Layout(_reshape(shape, wanted), certain=True),)
     conventional = _by_convention(a, b, shape, wanted)
     if conventional is not None:

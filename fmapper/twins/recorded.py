@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import isqrt
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import TransferError
+from fmapper.files.dtypes import numpy_dtype
 from fmapper.twins.sides import Entry, Side, framework_of
+from fmapper.verification.arrays import HALVES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,6 +54,7 @@ class Model:
     side: Side
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    double: bool = False  # compare in double precision, where the framework can
     _watch: Callable[[Any], Iterable[Observation]] | None = None
 
     @property
@@ -69,11 +73,17 @@ class Model:
 
         return inputs_for(self._framework, self.args, self.kwargs)
 
-    def outputs(self, model: Any, seed: int = 0) -> Outputs:
-        """Calls the model with other weights, and returns the floating arrays of its output."""
-        inputs = self._inputs
+    def outputs(self, model: Any, seed: int | None = None) -> Outputs:
+        """Calls the model with other weights, and returns the floating arrays of its output.
+
+        With a seed, which calls in double precision do not take, it computes in its own.
+        """
+        inputs, output = self._inputs, None
         try:
-            output = self._framework.call(model, *inputs, train=False, seed=seed)
+            if self.double and seed is None:
+                output = self._framework.call_in_float64(model, *inputs, train=False)
+            if output is None:
+                output = self._framework.call(model, *inputs, train=False, seed=seed or 0)
         except Exception as error:  # whatever the model's own code raises
             raise IncomparableError(
                 f"{type(model).__name__} cannot be called with the example inputs: "
@@ -84,6 +94,10 @@ class Model:
     def operations(self, model: Any) -> Iterator[Observation]:
         """Yields the operations of a call with other weights; the model is recorded once."""
         try:
+            if self.double:
+                run = self._framework.watch(model, *self._inputs, train=False, double=True)
+                yield from run or ()
+                return
             if self._watch is None:
                 self._watch = self._framework.watcher(model, *self._inputs)
             yield from self._watch(model)
@@ -121,6 +135,7 @@ class Model:
             if entry.random and entry.dtype.startswith(("int", "uint")) and not entry.is_abstract
         }
         other = replace(self.side, tree=model).fill(moved, strict=False) if moved else model
+        outputs = self.outputs(model, seed=0) if self.double else outputs
         if all(map(close, outputs.values(), self.outputs(other, seed=1).values())):
             return
         where = next((f", at {x.op}" for x in self.operations(model) if _DRAWS.search(x.op)), "")
@@ -218,8 +233,29 @@ def guesses(a: Side, b: Side) -> Iterator[tuple[Model, Model]]:
     arrays = [*_arrays(a, b)]
     rows = ((0, 0), (..., 0), (0, ...))  # models of Equinox take one without a batch
     alone = [(x[i], y[k]) for i, k in rows for x, y in arrays if x.ndim > 1]
+    few = few_bits(a, b)
     for mine, theirs in (*arrays, *alone):
-        yield Model(a, (mine,), {}), Model(b, (theirs,), {})
+        yield Model(a, (_like(a, mine, few),), {}), Model(b, (_like(b, theirs, few),), {})
+
+
+def _like(side: Side, array: Any, few: Sequence[str]) -> Any:
+    """Returns an input in the dtype of all weights, which torch's layers ask for."""
+    dtypes = {entry.dtype for entry in side.entries.values() if is_inexact(entry.dtype)}
+    same = dtypes if len(dtypes) == 1 else {array.dtype.name}
+    return cast(array, (*few, *same)) if is_inexact(array.dtype.name) else array
+
+
+def few_bits(a: Side, b: Side) -> list[str]:
+    """Returns the dtypes of 16 bits of weights of two models."""
+    both = (*a.entries.values(), *b.entries.values())
+    return sorted({entry.dtype for entry in both} & HALVES)
+
+
+def cast(values: np.ndarray[Any, Any], dtypes: Iterable[str]) -> np.ndarray[Any, Any]:
+    """Returns values that all dtypes have, in the last of them."""
+    for dtype in dtypes:
+        values = values.astype(numpy_dtype(dtype))
+    return values
 
 
 def _arrays(a: Side, b: Side) -> Iterator[tuple[Any, Any]]:

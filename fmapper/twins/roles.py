@@ -9,7 +9,7 @@ ones like that beside a pair; so pairs spread from the inputs through the models
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -45,11 +45,14 @@ class _Place:
 class Roles:
     """Which parameters of two models have the same role, as far as their programs tell."""
 
-    def __init__(self, source: list[_Place], target: list[_Place]) -> None:
+    def __init__(
+        self, source: list[_Place], target: list[_Place], kept: Container[str] = ()
+    ) -> None:
         self._twins: dict[str, set[str]] = defaultdict(set)
         self._sources: dict[str, set[str]] = defaultdict(set)
         self.parts: dict[str, set[str]] = {}  # of a parameter, those of the other side
-        twins = _pairs(source, target)
+        alone = [place for place in target if any(name in kept for name in place.weights)]
+        twins = _pairs(source, target, alone)
         for whole, parts in _wholes(twins):
             names = [name for place in (whole, *parts) for name in place.weights]
             if len(names) == 1 + len(parts):
@@ -79,15 +82,18 @@ class Roles:
         return False if False in answers else None if None in answers else True
 
 
-def roles_of(source: Model, target: Model) -> Roles | None:
-    """Returns the roles in two models; None where one of them cannot be recorded."""
+def roles_of(source: Model, target: Model, kept: Container[str]) -> Roles | None:
+    """Returns the roles in two models; None where one of them cannot be recorded.
+
+    Weights of the target that are kept have none.
+    """
     mine = [*uses(source.outline(), source.side)]
     theirs = [*uses(target.outline(), target.side)] if mine else []
     given = _contents(source, mine), _contents(target, theirs)
     if len({*given[0]}) < len(given[0]) or sorted(given[0]) != sorted(given[1]):
         given = ([], [])
     a, b = _places(source, mine, given[0]), _places(target, theirs, given[1])
-    return Roles(a, b) if a and b else None
+    return Roles(a, b, kept) if a and b else None
 
 
 def _contents(model: Model, seen: Sequence[Use]) -> list[bytes]:
@@ -179,11 +185,15 @@ def _roles_in(use: Use) -> Iterator[tuple[str, Weights]]:
         yield kind, weights
 
 
-def _pairs(a: list[_Place], b: list[_Place]) -> dict[_Place, _Place]:
-    """Returns the places of two programs that are the only ones like that beside another pair."""
+def _pairs(a: list[_Place], b: list[_Place], alone: list[_Place]) -> dict[_Place, _Place]:
+    """Returns the places of two programs that are the only ones like that beside another pair.
+
+    Where some of the second are without a twin, the outputs are not a pair to begin with.
+    """
     looks = _looks(a), _looks(b)
-    twins = {x: y for x, y in zip(a, b, strict=False) if x.kind in ("inputs", "outputs")}
-    taken = {*twins.values()}
+    ends = ("inputs",) if alone else ("inputs", "outputs")
+    twins = {x: y for x, y in zip(a, b, strict=False) if x.kind in ends}
+    taken = {*twins.values(), *alone}
     depth = _DEPTH
     while depth >= 0:
         queue = [*twins.items()]

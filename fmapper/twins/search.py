@@ -29,6 +29,7 @@ class Search:
     decisions: list[Decision]
     make: Callable[[Sequence[Decision], Change], Arrays]  # the target's, with a change of them
     roles: Roles | None  # pairs that they contradict are not tried
+    partial: bool = False  # some outputs depend on weights that are kept, and differ
 
     def run(self) -> str:
         """Changes the decisions until both models agree; what outputs depend on is sure then.
@@ -38,9 +39,10 @@ class Search:
         """
         if not self._trial(self.decisions).agrees and (problem := self._repair()):
             return problem
+        self.partial = self._trial(self.decisions).partial
         for at, decision in enumerate(self.decisions):
             two = decision.settled and decision.named and ROLE in decision.witnesses
-            if two or not self._is_blind(at, decision):
+            if (two and not self.partial) or not self._is_blind(at, decision):
                 decision.sure = True
                 decision.option = replace(decision.option, certain=True)
                 decision.witnesses = (*decision.witnesses, FUNCTION)

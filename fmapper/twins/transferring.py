@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import isroutine
@@ -224,31 +224,40 @@ def _search(
     a: Side, b: Side, keep: Sequence[str], given: tuple[Model, Model] | None
 ) -> TransferReport:
     models, roles, proved = given, None, False
+    kept = {name for name, e in b.entries.items() if is_kept(e, keep) and is_needed(e)}
     if a.callable and b.callable:
         with step("recording what uses the arrays of both models"):
-            tries = ((x, roles_of(*x)) for x in (guesses(a, b) if given is None else [given]))
+            tries = ((x, roles_of(*x, kept)) for x in (guesses(a, b) if given is None else [given]))
             models, roles = next((attempt for attempt in tries if attempt[1]), (given, None))
     plan = _find(a, b, keep, roles)
     if models is not None:
         with step("comparing what both models compute"):
-            proved = _prove(plan, models, roles, guessed=given is None)
+            proved = _prove(plan, models, roles, kept, guessed=given is None)
     rules = plan.rules
     if a.callable and b.callable and not _is_same_class(a, b):
         _doubt_single_witnesses(plan.decisions)
     unsure = [decision for decision in plan.decisions if not decision.settled]
     if unsure:
-        raise ambiguous(unsure, plan.decisions)
+        raise ambiguous(unsure, plan.decisions, compared=proved or given is not None)
     arrays = tuple(map(describe, plan.decisions))
     return TransferReport(rules, arrays, tuple(plan.dropped), tuple(plan.kept), proved)
 
 
-def _prove(plan: _Plan, models: tuple[Model, Model], roles: Roles | None, *, guessed: bool) -> bool:
-    """Changes decisions until both models agree; returns whether they could be compared."""
+def _prove(
+    plan: _Plan,
+    models: tuple[Model, Model],
+    roles: Roles | None,
+    kept: Collection[str],
+    *,
+    guessed: bool,
+) -> bool:
+    """Changes decisions until both models agree; returns whether all of their outputs do."""
     before = [replace(decision) for decision in plan.decisions]
     try:
-        proof = Proof(*models, plan.dropped, plan.tied)
+        proof = Proof(*models, plan.dropped, plan.tied, kept)
         make = partial(plan.make, models[0].side.outline | proof.arrays)
-        problem = Search(proof, plan.decisions, make, roles).run()
+        search = Search(proof, plan.decisions, make, roles)
+        problem = search.run()
     except IncomparableError:  # models that take something else
         if not guessed:
             raise
@@ -257,7 +266,7 @@ def _prove(plan: _Plan, models: tuple[Model, Model], roles: Roles | None, *, gue
     if problem:
         hint = ". They were called with inputs that fit their shapes: if they take others, pass "
         raise TransferError(problem + (f"{hint}example_inputs=" if guessed else ""))
-    return True
+    return not search.partial
 
 
 def _is_same_class(a: Side, b: Side) -> bool:

@@ -168,3 +168,75 @@ def test_rules_that_are_not_exactly_invertible_are_named():
     again, _ = fmapper.transfer(back, target, rules=report.rules.inverse())
     for name, array in filled.items():
         np.testing.assert_array_equal(again[name], array)
+
+
+class Body(torch.nn.Module):
+    def __init__(self, first="a", second="b"):
+        super().__init__()
+        self.names = first, second
+        self.add_module(first, torch.nn.Linear(4, 4))
+        self.add_module(second, torch.nn.Linear(4, 4))
+
+    def forward(self, x):
+        first, second = map(self.get_submodule, self.names)
+        return second(torch.tanh(first(x)))
+
+
+class Headed(Body):
+    """A body with the names of the other one, and a head that comes after it, or in its midst."""
+
+    def __init__(self, size=2, *, inside=False, bend=torch.tanh):
+        super().__init__("b", "a")
+        self.head, self.inside, self.bend = torch.nn.Linear(4, size), inside, bend
+
+    def forward(self, x):
+        x = self.bend(self.b(x))
+        return self.a(self.head(x)) if self.inside else self.head(torch.relu(self.a(x)))
+
+
+@pytest.mark.parametrize("inputs", [None, torch.randn(3, 4)])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_head_that_the_source_lacks_is_kept(inputs, device, size):
+    source = Body()
+    with torch.device(device):
+        target = Headed(size)
+    filled, report = fmapper.transfer(source, target, keep=["head.*"], example_inputs=inputs)
+    assert torch.equal(filled.b.weight, source.a.weight)
+    assert torch.equal(filled.a.weight, source.b.weight)
+    assert report.kept == ("head.weight", "head.bias")
+    assert not report.proved
+
+
+def test_what_depends_on_a_weight_that_is_kept_is_not_proved():
+    inputs = torch.randn(3, 4)
+    with pytest.raises(fmapper.AmbiguousTransferError, match=r"(?s)a\.weight .*do not tell, so"):
+        fmapper.transfer(Body(), Headed(4, inside=True), keep=["head.*"], example_inputs=inputs)
+    with pytest.raises(fmapper.TransferError, match="aten::sigmoid"):
+        fmapper.transfer(Body(), Headed(bend=torch.sigmoid), keep=["head.*"], example_inputs=inputs)
+
+
+class Exchanged(Language):
+    def __init__(self, *, tied):
+        super().__init__(tied=tied)
+        self.emb, self.mid = self.mid, self.emb
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.emb(self.mid(ids))))
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "float16")])
+@pytest.mark.parametrize("inputs", [None, IDS])
+def test_models_of_another_precision(dtypes, inputs):
+    mine, theirs = (getattr(torch, name) for name in dtypes)
+    source, target = Language(tied=False).to(mine), Exchanged(tied=False).to(theirs)
+    filled, report = fmapper.transfer(source, target, example_inputs=inputs)
+    assert report.proved
+    assert torch.equal(filled.mid.weight, source.emb.weight.to(theirs))
+
+
+def test_arrays_without_elements_have_layouts():
+    from fmapper.twins.layouts import layouts
+
+    assert [layout.steps for layout in layouts((0, 3), (0, 3))] == [()]
+    assert len(layouts((0, 6), (0, 2, 3))) == 1
