@@ -171,10 +171,10 @@ class LoraAdapter:
                     shapes = f"{tuple(new.shape)}, not {tuple(weight.shape)}"
                     problems.append(f"{name}: the adapter is for a weight of shape {shapes}")
                 else:
-                    weight = bring(weight)
-                    new = _beside(name, new, weight)
-                    is_update = isinstance(new, LowRank)
-                    merged[name] = new.merge(weight, sign) if is_update else new
+                    there = bring(weight)
+                    part = _beside(name, new, there)
+                    is_update = isinstance(part, LowRank)
+                    merged[name] = part.merge(there, sign) if is_update else part
             if problems:
                 raise StructureMismatchError("\n  ".join(["the adapter does not fit:", *problems]))
             return merged
