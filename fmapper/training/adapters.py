@@ -69,11 +69,11 @@ class LowRank:
 
 
 def _beside(name: str, new: Any, weight: Any) -> Any:
-    """Returns an update or array of the weight's framework, to which NumPy's are moved."""
+    """Returns an update of the weight's framework, to which one that cannot be trained is moved."""
     ours, theirs = adapter_of(new.a if isinstance(new, LowRank) else new), adapter_of(weight)
     if ours is theirs or ours is None or theirs is None:
         return new
-    if ours.name == "numpy":
+    if not isinstance(ours, Optimizers):
         return mover_to(theirs)(new)
     raise StructureMismatchError(
         f"{name}: the adapter holds arrays of {ours.name}, and the weight is one of {theirs.name}. "
