@@ -14,7 +14,6 @@ from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import TransferError
 from fmapper.files.dtypes import numpy_dtype
 from fmapper.twins.sides import Entry, Side, framework_of
-from fmapper.verification.arrays import HALVES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -247,6 +246,8 @@ def _like(side: Side, array: Any, few: Sequence[str]) -> Any:
 
 def few_bits(a: Side, b: Side) -> list[str]:
     """Returns the dtypes of 16 bits of weights of two models."""
+    from fmapper.verification.arrays import HALVES
+
     both = (*a.entries.values(), *b.entries.values())
     return sorted({entry.dtype for entry in both} & HALVES)
 
