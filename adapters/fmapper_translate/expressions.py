@@ -104,10 +104,11 @@ class Expressions(walk.Expressions):
         is_module = isinstance(event.value, nn.Module) and self.static(node.value)[0]
         if (is_kind or is_module) and not isinstance(node.value, ast.Attribute):
             registry = event.parts.get(node.value)
-            if registry is not None and isinstance(registry.value, dict):
+            items = registry.value if registry is not None else None
+            if isinstance(items, dict) and any(x is event.value for x in items.values()):
                 kinds = set(self.values(node))
                 if is_module or len(kinds) > 1:
-                    return calls.entry(self, node, registry.value, kinds, self._reference)
+                    return calls.entry(self, node, items, kinds, self._reference)
                 return self._reference(node, event.value)
         made: ast.Subscript = self._rebuild(node)
         if isinstance(event.value, torch.Tensor):

@@ -127,7 +127,9 @@ def source_state(model):
 
 def with_dtype(model, dtype):
     """Casts the floating-point arrays of a model; returns it."""
-    for _, variable in nnx.iter_graph(model):
-        if isinstance(variable, nnx.Variable) and jnp.issubdtype(variable.dtype, jnp.floating):
-            variable.set_value(variable.astype(dtype))
+    for _, part in nnx.iter_graph(model):
+        if isinstance(part, nnx.Embed):
+            part.dtype = dtype  # that it computes in
+        elif isinstance(part, nnx.Variable) and jnp.issubdtype(part.dtype, jnp.floating):
+            part.set_value(part.astype(dtype))
     return model
