@@ -84,6 +84,7 @@ def test_both_directions_are_merged(lengths):
     ("ours", "theirs"),
     [
         (norms.InstanceNorm(4, epsilon=1e-3), nnx.InstanceNorm(4, epsilon=1e-3, rngs=RNGS)),
+        (norms.GroupNorm(4, 2), nnx.GroupNorm(4, num_groups=2, rngs=RNGS)),
         (norms.InstanceNorm(4, use_bias=False), nnx.InstanceNorm(4, use_bias=False, rngs=RNGS)),
         (layers.PReLU(0.25), nnx.PReLU(0.25)),
         (layers.LoRALinear(4, 3, lora_rank=2), nnx.LoRALinear(4, 3, lora_rank=2, rngs=RNGS)),
@@ -94,8 +95,11 @@ def test_both_directions_are_merged(lengths):
     ],
 )
 def test_a_layer_gives_what_flax_gives(ours, theirs):
-    x = np.random.default_rng(1).normal(size=(2, 5, 4)).astype("float32")
-    assert same(filled(ours, theirs)(torch.tensor(x)), theirs(x))
+    x = np.random.default_rng(1).normal(size=(2, 5, 3, 4)).astype("float32")
+    y = filled(ours, theirs)(torch.tensor(x))
+    assert same(y, theirs(x))
+    y.square().sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in ours.parameters())
 
 
 def test_a_batch_norm_counts_what_its_mask_shows():
@@ -145,7 +149,7 @@ def test_a_key_among_the_inputs_is_named():
 class Pair(linen.Module):
     @linen.compact
     def __call__(self, x):
-        cells = (linen.RNN(linen.LSTMCell(3)), linen.RNN(linen.GRUCell(3)))
+        cells = (linen.RNN(linen.LSTMCell(3, name=None)), linen.RNN(linen.GRUCell(3)))
         return linen.PReLU()(linen.InstanceNorm()(linen.Bidirectional(*cells)(x)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fmapper_translate.torch.weights import fill, ones_init, zeros_init
@@ -53,7 +52,8 @@ class GroupNorm(nn.GroupNorm):
         self.bias = self.bias if use_bias else None
 
     def forward(self, x):
-        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
+        x = x.movedim(-1, 1).contiguous()  # else the backward pass dies where x needs no gradient
+        return super().forward(x).movedim(1, -1)
 
 
 class BatchNorm(nn.Module):
@@ -108,5 +108,8 @@ class InstanceNorm(nn.Module):
         self.bias = nn.Parameter((bias_init or zeros_init())(num_features)) if use_bias else None
 
     def forward(self, x):
-        options = {"weight": self.weight, "bias": self.bias, "eps": self.epsilon}
-        return F.instance_norm(x.movedim(-1, 1), **options).movedim(1, -1)
+        axes = tuple(range(1, x.ndim - 1))
+        var, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
+        y = (x - mean) * torch.rsqrt(var + self.epsilon)
+        y = y if self.weight is None else y * self.weight
+        return y if self.bias is None else y + self.bias

@@ -90,7 +90,9 @@ class Compact:
         if not isinstance(value, linen.Module):
             return node.args[0 if self._source.is_array(value) and not isinstance(
                 value, linen.Variable) else 1]  # fmt: skip
-        return next((key.value for key in node.keywords if key.arg == "name"), None)
+        given = next((key.value for key in node.keywords if key.arg == "name"), None)
+        is_left_out = isinstance(given, ast.Constant) and given.value is None
+        return None if is_left_out else given
 
     def has_number(self, node: ast.Call) -> bool:
         """Returns whether Linen gives a part a number, another one for another evaluation."""

@@ -17,7 +17,7 @@ from fmapper_translate.recording import record
 from fmapper_translate.sources.linen import LinenSource
 from fmapper_translate.torch.linen.compact import STILL, TRAINING
 from fmapper_translate.torch.linen.files import File, settings_of
-from fmapper_translate.torch.nnx.transcription import Inputs, flags_of, rules_of
+from fmapper_translate.torch.nnx.transcription import Inputs, flags_of, refuse_keys, rules_of
 from fmapper_translate.torch.tables import is_library_module
 from fmapper_translate.torch.witness import functions_that_differ
 from fmapper_translate.transcription import Transcription
@@ -87,6 +87,7 @@ def from_linen(
         )
     if "method" in (options or {}):
         raise NotTranscribed("a method other than `__call__` is not transcribed as the model")
+    refuse_keys(cls, inputs)
     source = LinenSource()
     examples = inputs if isinstance(inputs, list) else [inputs]
     calls = [functools.partial(_call, example, options or {}) for example in examples]

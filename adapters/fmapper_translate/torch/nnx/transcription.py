@@ -44,11 +44,7 @@ def from_nnx(
         raise NotTranscribed(
             f"{cls.__name__} is Flax's own: only classes of a model are transcribed"
         )
-    if any(map(is_random, jax.tree.leaves((inputs, dict(options or {}))))):
-        raise NotTranscribed(
-            f"{cls.__name__} is called with a key of random numbers; a file draws its own, so "
-            "nothing proves what it gives"
-        )
+    refuse_keys(cls, (inputs, dict(options or {})))
     args, kwargs = find_arguments(model, NNX) if arguments is None else arguments
     takes_rngs = "rngs" in inspect.signature(cls.__init__).parameters
 
@@ -73,6 +69,19 @@ def from_nnx(
         format_code(code), cls.__name__, example, weights, {}, rules=rules, target="torch",
         flags=flags_of(cls, examples[0], model),
     )  # fmt: skip
+
+
+def refuse_keys(cls: type, given: Any) -> None:
+    """Refuses calls with keys of random numbers among their inputs.
+
+    Raises:
+        NotTranscribed: There is one.
+    """
+    if any(map(is_random, jax.tree.leaves(given))):
+        raise NotTranscribed(
+            f"{cls.__name__} is called with a key of random numbers; a file draws its own, so "
+            "nothing proves what it gives"
+        )
 
 
 def _call(inputs: Inputs, options: Mapping[str, Any], model: Any) -> object:
