@@ -28,38 +28,27 @@ def code_and_results(function, x):
     return code
 
 
-@pytest.mark.parametrize(
-    ("function", "line"),
-    [
-        (jax.nn.elu, "F.elu(x)"),
-        (jax.nn.selu, "F.selu(x)"),
-        (jax.nn.relu6, "F.relu6(x)"),
-    ],
-)
-def test_activations_take_infinities_and_nan(function, line):
-    code, net = written_code(function, jnp.zeros(len(_BENDS) + 1))
-    assert line in code
+@pytest.mark.parametrize("function", [jax.nn.elu, jax.nn.selu, jax.nn.relu6])
+def test_activations_take_infinities_and_nan(function):
+    _, net = written_code(function, jnp.zeros(len(_BENDS) + 1))
     x = jnp.array([*_BENDS, np.nan], jnp.float32)
     np.testing.assert_allclose(net(torch.tensor(np.asarray(x))).numpy(), function(x), rtol=1e-6)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("function", "line"),
+    "function",
     [
-        (lambda x: jax.nn.logsumexp(x, 1), "torch.logsumexp(x, (1,))"),
-        (lambda x: jax.nn.logsumexp(x, None), "torch.logsumexp(x, (0, 1, 2))"),
-        (
-            lambda x: jax.scipy.special.logsumexp(x, (0, 2), keepdims=True),
-            "torch.logsumexp(x, (0, 2), keepdim=True)",
-        ),
-        (lambda x: jnp.var(x, 1), "torch.var(x, (1,), correction=0)"),
-        (lambda x: jnp.var(x, (0, 2), keepdims=True), "correction=0, keepdim=True)"),
-        (lambda x: jnp.std(x, 1), "torch.sqrt(torch.var(x, (1,), correction=0))"),
+        lambda x: jax.nn.logsumexp(x, 1),
+        lambda x: jax.nn.logsumexp(x, None),
+        lambda x: jax.scipy.special.logsumexp(x, (0, 2), keepdims=True),
+        lambda x: jnp.var(x, 1),
+        lambda x: jnp.var(x, (0, 2), keepdims=True),
+        lambda x: jnp.std(x, 1),
     ],
 )
-def test_reductions_have_their_names(function, line):
-    assert line in code_and_results(function, normal(3, 4, 5) * 10)
+def test_reductions_have_the_values_and_slopes_of_jax(function):
+    code_and_results(function, normal(3, 4, 5) * 10)
 
 
 @pytest.mark.nightly

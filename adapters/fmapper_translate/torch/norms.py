@@ -80,11 +80,11 @@ class BatchNorm(nn.Module):
         mean, var = self.running_mean, self.running_var
         if not is_still:
             axes = tuple(range(x.ndim - 1))
-            kept = x.new_ones(()) if mask is None else mask.to(x.dtype)
-            kept = kept.broadcast_to(x.shape)
-            count = kept.sum(axes)
-            mean = (x * kept).sum(axes) / count
-            var = ((x - mean).square() * kept).sum(axes) / count
+            mean, var = x.mean(axes), x.var(axes, correction=0)
+            if mask is not None:
+                shown = mask.to(x.dtype).broadcast_to(x.shape)
+                mean = (x * shown).sum(axes) / shown.sum(axes)
+                var = ((x - mean).square() * shown).sum(axes) / shown.sum(axes)
             with torch.no_grad():
                 self.running_mean.lerp_(mean, 1 - self.momentum)
                 self.running_var.lerp_(var, 1 - self.momentum)

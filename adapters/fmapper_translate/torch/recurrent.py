@@ -118,21 +118,21 @@ class SimpleCell(Cell):
         return h, h
 
 
-def flip(x, lengths, axis):
+def flip_sequences(x, lengths, axis):
     """Returns sequences from the end, of which each may have a length of its own."""
     if lengths is None:
         return x.flip(axis)
-    count = x.shape[axis]
-    steps = torch.arange(count - 1, -1, -1, device=x.device)
+    length = x.shape[axis]
+    steps = torch.arange(length - 1, -1, -1, device=x.device)
     steps = steps.reshape(-1, *[1] * lengths.ndim) if axis == 0 else steps
-    steps = (steps + lengths.unsqueeze(axis)) % count
+    steps = (steps + lengths.unsqueeze(axis)) % length
     return x.take_along_dim(steps.reshape(*steps.shape, *[1] * (x.ndim - steps.ndim)), axis)
 
 
-def last(x, lengths):
+def last_steps(x, lengths):
     """Returns what each sequence of a batch ends with; the steps of an array are first."""
     if isinstance(x, tuple):
-        return tuple(last(item, lengths) for item in x)
+        return tuple(last_steps(item, lengths) for item in x)
     return x[lengths - 1, torch.arange(x.shape[1], device=x.device)]
 
 
@@ -153,7 +153,7 @@ class RNN(nn.Module):
         keep_order = self.keep_order if keep_order is None else keep_order
         has_carry = self.return_carry if return_carry is None else return_carry
         axis = 0 if is_first else inputs.ndim - 2
-        inputs = flip(inputs, seq_lengths, axis) if reverse else inputs
+        inputs = flip_sequences(inputs, seq_lengths, axis) if reverse else inputs
         carry, carries, outputs = initial_carry, [], []
         for x in inputs.unbind(axis):
             carry = self.cell.initialize_carry(x.shape) if carry is None else carry
@@ -161,9 +161,9 @@ class RNN(nn.Module):
             outputs.append(y)
             carries.append(carry)
         y = torch.stack(outputs, axis)
-        y = flip(y, seq_lengths, axis) if reverse and keep_order else y
+        y = flip_sequences(y, seq_lengths, axis) if reverse and keep_order else y
         if has_carry and seq_lengths is not None:
-            carry = last(stack(carries), seq_lengths)
+            carry = last_steps(stack(carries), seq_lengths)
         return (carry, y) if has_carry else y
 
 

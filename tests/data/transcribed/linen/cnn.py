@@ -62,12 +62,16 @@ class BatchNorm(nn.Module):
         self.running_var = nn.Buffer(torch.ones(num_features))
         self.training = not use_running_average
 
-    def forward(self, x, use_running_average=None):
+    def forward(self, x, use_running_average=None, *, mask=None):
         is_still = not self.training if use_running_average is None else use_running_average
         mean, var = self.running_mean, self.running_var
         if not is_still:
             axes = tuple(range(x.ndim - 1))
             mean, var = x.mean(axes), x.var(axes, correction=0)
+            if mask is not None:
+                shown = mask.to(x.dtype).broadcast_to(x.shape)
+                mean = (x * shown).sum(axes) / shown.sum(axes)
+                var = ((x - mean).square() * shown).sum(axes) / shown.sum(axes)
             with torch.no_grad():
                 self.running_mean.lerp_(mean, 1 - self.momentum)
                 self.running_var.lerp_(var, 1 - self.momentum)

@@ -67,6 +67,22 @@ class Embed(nn.Embedding):
         return query @ self.weight.T
 
 
+class Cell(nn.Module):
+    """A step of a recurrent layer, of which the state is an array or several."""
+
+    states = 1
+
+    def __init__(self, hidden_features, gate_fn=torch.sigmoid, activation_fn=torch.tanh):
+        super().__init__()
+        self.hidden_features = hidden_features
+        self.gate_fn, self.activation_fn = gate_fn, activation_fn
+
+    def initialize_carry(self, input_shape):
+        weight = next(self.parameters(), torch.zeros(()))
+        zeros = [weight.new_zeros(*input_shape[:-1], self.hidden_features)] * self.states
+        return zeros[0] if self.states == 1 else tuple(zeros)
+
+
 class Lazy(nn.Module):
     """A layer of another class, which it becomes when its first input tells how many features."""
 
@@ -122,21 +138,17 @@ def orthogonal_init(scale=1.0):
     )
 
 
-class GRUCell(nn.Module):
+class GRUCell(Cell):
     """A step of a GRU with Flax's arguments and names."""
 
     def __init__(self, features):
-        super().__init__()
-        self.features = features
+        super().__init__(features)
         for gate in "rzn":
             self.add_module(f"i{gate}", LazyLinear(features))
             kernel = orthogonal_init()
             self.add_module(
                 f"h{gate}", LazyLinear(features, use_bias=gate == "n", kernel_init=kernel)
             )
-
-    def initialize_carry(self, x):
-        return x.new_zeros(*x.shape[:-1], self.features)
 
     def forward(self, h, x):
         parts = self._modules
@@ -146,19 +158,16 @@ class GRUCell(nn.Module):
         return h, h
 
 
-class LSTMCell(nn.Module):
+class LSTMCell(Cell):
     """A step of an LSTM with Flax's arguments and names."""
 
+    states = 2
+
     def __init__(self, features):
-        super().__init__()
-        self.features = features
+        super().__init__(features)
         for gate in "ifgo":
             self.add_module(f"i{gate}", LazyLinear(features, use_bias=False))
             self.add_module(f"h{gate}", LazyLinear(features, kernel_init=orthogonal_init()))
-
-    def initialize_carry(self, x):
-        zeros = x.new_zeros(*x.shape[:-1], self.features)
-        return zeros, zeros
 
     def forward(self, carry, x):
         c, h = carry
@@ -201,6 +210,34 @@ class Layers(Sequential):
         super().__init__(*layers)
 
 
+def flip_sequences(x, lengths, axis):
+    """Returns sequences from the end, of which each may have a length of its own."""
+    if lengths is None:
+        return x.flip(axis)
+    length = x.shape[axis]
+    steps = torch.arange(length - 1, -1, -1, device=x.device)
+    steps = steps.reshape(-1, *[1] * lengths.ndim) if axis == 0 else steps
+    steps = (steps + lengths.unsqueeze(axis)) % length
+    return x.take_along_dim(steps.reshape(*steps.shape, *[1] * (x.ndim - steps.ndim)), axis)
+
+
+def last_steps(x, lengths):
+    """Returns what each sequence of a batch ends with; the steps of an array are first."""
+    if isinstance(x, tuple):
+        return tuple(last_steps(item, lengths) for item in x)
+    return x[lengths - 1, torch.arange(x.shape[1], device=x.device)]
+
+
+def stack(trees):
+    """Stacks the arrays of trees of one structure."""
+    first = trees[0]
+    if isinstance(first, tuple | list):
+        return type(first)(map(stack, zip(*trees, strict=True)))
+    if isinstance(first, dict):
+        return {key: stack([tree[key] for tree in trees]) for key in first}
+    return None if first is None else torch.stack([*map(torch.as_tensor, trees)])
+
+
 class RNN(nn.Module):
     """Calls a cell with each element of sequences, whose features are last."""
 
@@ -209,18 +246,33 @@ class RNN(nn.Module):
         self.cell, self.time_major, self.return_carry = cell, time_major, return_carry
         self.reverse, self.keep_order = reverse, keep_order
 
-    def forward(self, inputs, *, initial_carry=None, return_carry=None):
-        axis = 0 if self.time_major else inputs.ndim - 2
-        steps = [*inputs.unbind(axis)]
-        carry = self.cell.initialize_carry(steps[0]) if initial_carry is None else initial_carry
-        outputs = []
-        for x in reversed(steps) if self.reverse else steps:
+    def forward(
+        self,
+        inputs,
+        *,
+        initial_carry=None,
+        seq_lengths=None,
+        return_carry=None,
+        time_major=None,
+        reverse=None,
+        keep_order=None,
+    ):
+        is_first = self.time_major if time_major is None else time_major
+        reverse = self.reverse if reverse is None else reverse
+        keep_order = self.keep_order if keep_order is None else keep_order
+        has_carry = self.return_carry if return_carry is None else return_carry
+        axis = 0 if is_first else inputs.ndim - 2
+        inputs = flip_sequences(inputs, seq_lengths, axis) if reverse else inputs
+        carry, carries, outputs = initial_carry, [], []
+        for x in inputs.unbind(axis):
+            carry = self.cell.initialize_carry(x.shape) if carry is None else carry
             carry, y = self.cell(carry, x)
             outputs.append(y)
-        if self.reverse and self.keep_order:
-            outputs.reverse()
+            carries.append(carry)
         y = torch.stack(outputs, axis)
-        has_carry = self.return_carry if return_carry is None else return_carry
+        y = flip_sequences(y, seq_lengths, axis) if reverse and keep_order else y
+        if has_carry and seq_lengths is not None:
+            carry = last_steps(stack(carries), seq_lengths)
         return (carry, y) if has_carry else y
 
 

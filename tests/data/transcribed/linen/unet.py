@@ -179,7 +179,8 @@ class GroupNorm(nn.GroupNorm):
         self.bias = self.bias if use_bias else None
 
     def forward(self, x):
-        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
+        x = x.movedim(-1, 1).contiguous()  # else the backward pass dies where x needs no gradient
+        return super().forward(x).movedim(1, -1)
 
 
 class LazyGroupNorm(Lazy):

@@ -138,7 +138,7 @@ class T5LayerNorm(eqx.Module):
 
         # convert into half-precision if necessary
         if self.weight.dtype in [jnp.float16, jnp.bfloat16]:
-            hidden_states = hidden_states.astype(jnp.float32)
+            hidden_states = hidden_states.astype(self.weight.dtype)
 
         return self.weight * hidden_states
 

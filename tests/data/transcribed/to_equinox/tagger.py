@@ -121,6 +121,7 @@ class LSTM(eqx.Module):
     inside: ClassVar[str] = "arrays"
     arrays: dict[str, jax.Array]
     dropout: eqx.nn.Dropout
+    input_size: int = eqx.field(static=True)
     hidden_size: int = eqx.field(static=True)
     num_layers: int = eqx.field(static=True)
     batch_first: bool = eqx.field(static=True)
@@ -138,7 +139,8 @@ class LSTM(eqx.Module):
         *,
         key,
     ):
-        self.hidden_size, self.num_layers, self.batch_first = hidden_size, num_layers, batch_first
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.num_layers, self.batch_first = num_layers, batch_first
         self.ends = ("", "_reverse") if bidirectional else ("",)
         self.dropout = eqx.nn.Dropout(dropout)
         init, width = uniform_init(-(hidden_size**-0.5), hidden_size**-0.5), input_size
