@@ -69,5 +69,7 @@ def test_a_default_that_makes_another_model_is_not_taken():
     assert find_arguments(Scaled(4, rngs=nnx.Rngs(0)), NNX) == ((), {"width": 4})
     model = Stack(4, key=jax.random.key(0))
     last = eqx.tree_at(lambda tree: tree.layers[1].dropout.p, model, 0.125)
-    with pytest.raises(NotTranscribed, match="makes another model of the arguments that it keeps"):
+    with pytest.raises(
+        NotTranscribed, match="does not make this model of the arguments that it keeps"
+    ):
         find_arguments(last, EQUINOX)

@@ -79,8 +79,8 @@ def find_arguments(model: Any, modules: Modules | None = None) -> Arguments:
             f"{cls.__name__}: the model does not say what {', '.join(lacking)} was. {SAY_ARGUMENTS}"
         )
     raise NotTranscribed(
-        f"{cls.__name__}: its constructor makes another model of the arguments that it keeps; it "
-        f"was changed since. {SAY_ARGUMENTS}"
+        f"{cls.__name__}: its constructor does not make this model of the arguments that it keeps. "
+        f"{SAY_ARGUMENTS}"
     )
 
 
