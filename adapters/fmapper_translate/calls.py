@@ -242,7 +242,7 @@ def entry(
             raise NotTranscribed("its table has arrays, which all models share")
         return expressions.file.value(take_apart(kind, set()))
 
-    used = {key: code(kind) for key, kind in registry.items() if kind in kinds}
+    used = {key: code(item) for key, item in registry.items() if any(item is x for x in kinds)}
     expressions.file.tables[node.value.id] = ast.Dict([*map(literal, used)], [*used.values()])
     return ast.Subscript(node.value, expressions.code(node.slice), ast.Load())
 

@@ -214,3 +214,17 @@ def test_noted_arguments_that_make_another_model_are_refused():
         model = Doubled(3.0)
     with pytest.raises(NotTranscribed, match="gives something else"):
         transcribe(model, (X,))
+
+
+def test_a_model_that_was_changed_since_it_was_made_is_refused():
+    class Dropping(nn.Module):
+        def __init__(self, width=4, rate=0.5):
+            super().__init__()
+            self.width, self.rate = width, rate
+            self.linear, self.dropout = nn.Linear(width, width), nn.Dropout(rate)
+
+    model = Dropping(rate=0.25)
+    assert find_arguments(model) == ((), {"width": 4, "rate": 0.25})
+    model.dropout.p = 0.75  # which no comparison in evaluation tells
+    with pytest.raises(NotTranscribed, match="does not make this model of the arguments"):
+        find_arguments(model)

@@ -30,14 +30,14 @@ class Modules:
     Attributes:
         is_module: Whether something is one.
         is_library: Whether a class is the framework's own.
-        make: Makes one, of the arguments of its constructor.
+        make: Makes one, of its class and the arguments of its constructor.
         is_alike: Whether two have the same parts, shapes, ties and settings.
         hidden: The parameters of constructors for random numbers.
     """
 
     is_module: Callable[[Any], bool]
     is_library: Callable[[type], bool]
-    make: Callable[[type, Mapping[str, Any]], Any]
+    make: Callable[[type, Sequence[Any], Mapping[str, Any]], Any]
     is_alike: Callable[[Any, Any], bool]
     hidden: frozenset[str] = frozenset()
 
@@ -93,7 +93,7 @@ def _parameters(cls: type) -> dict[str, inspect.Parameter]:
 def _makes(cls: type, arguments: Mapping[str, Any], model: Any, modules: Modules) -> bool:
     """Returns whether a class makes a model like another one of these arguments."""
     try:
-        return modules.is_alike(modules.make(cls, arguments), model)
+        return modules.is_alike(modules.make(cls, (), arguments), model)
     except Exception:  # constructors raise anything
         return False
 
@@ -145,7 +145,7 @@ def _attributes_that_change(cls: type) -> frozenset[str]:
 TORCH = Modules(
     lambda value: isinstance(value, nn.Module),
     layers.is_library_module,
-    lambda cls, arguments: cls(**arguments),
+    lambda cls, args, kwargs: cls(*args, **kwargs),
     _is_alike,
 )
 

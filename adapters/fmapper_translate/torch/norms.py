@@ -52,8 +52,8 @@ class GroupNorm(nn.GroupNorm):
         self.bias = self.bias if use_bias else None
 
     def forward(self, x):
-        x = x.movedim(-1, 1).contiguous()  # else the backward pass dies where x needs no gradient
-        return super().forward(x).movedim(1, -1)
+        # PyTorch 2.13 crashes in the backward pass of a channels-last input without gradient
+        return super().forward(x.movedim(-1, 1).contiguous()).movedim(1, -1)
 
 
 class BatchNorm(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -16,9 +16,9 @@ from fmapper_translate.torch.tables import is_library_module
 _MODES = frozenset({"inference"})
 
 
-def _make(cls: type, arguments: Mapping[str, Any]) -> Any:
+def _make(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     takes_key = "key" in inspect.signature(cls).parameters
-    return cls(**arguments, **({"key": jax.random.key(0)} if takes_key else {}))
+    return cls(*args, **kwargs, **({"key": jax.random.key(0)} if takes_key else {}))
 
 
 def _is_alike(twin: Any, model: Any) -> bool:

@@ -63,10 +63,9 @@ def from_equinox(
             f"{cls.__name__} is Equinox's own: only classes of a model are transcribed"
         )
     args, kwargs = find_arguments(model, EQUINOX) if arguments is None else arguments
-    takes_key = "key" in inspect.signature(cls).parameters
 
     def make() -> _Bound:
-        made = cls(*args, **kwargs, **({"key": jax.random.key(0)} if takes_key else {}))
+        made = EQUINOX.make(cls, args, kwargs)
         leaves = zip(jax.tree.leaves(made), jax.tree.leaves(model), strict=True)
         whole = [theirs if eqx.is_array(theirs) else ours for ours, theirs in leaves]
         return _Bound(jax.tree.unflatten(jax.tree.structure(made), whole))

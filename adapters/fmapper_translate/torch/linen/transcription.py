@@ -63,14 +63,16 @@ class _Bound:
         keys |= given.pop("rngs", {})
         mutable = given.pop("mutable", [name for name in self._variables if name != "params"])
         with linen.intercept_methods(self._source.note):
-            found = self.module.apply(self._variables, *inputs, rngs=keys, mutable=mutable, **given)
-        collected = found[1].keys() - self._variables.keys() if mutable else ()
+            result = self.module.apply(
+                self._variables, *inputs, rngs=keys, mutable=mutable, **given
+            )
+        collected = result[1].keys() - self._variables.keys() if mutable else ()
         if collected:
             raise NotTranscribed(
                 f"its call collects {', '.join(sorted(collected))}, which a file does not give: "
                 "leave that out of mutable="
             )
-        return found
+        return result
 
 
 def from_linen(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,9 +22,9 @@ def same_settings(one: Any, other: Any, modes: frozenset[str]) -> bool:
     return type(one) is type(other) and kept[0] == kept[1]
 
 
-def _make(cls: type, arguments: Mapping[str, Any]) -> Any:
+def _make(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     takes_rngs = "rngs" in signature_of(cls).parameters
-    return cls(**arguments, **({"rngs": nnx.Rngs(0)} if takes_rngs else {}))
+    return cls(*args, **kwargs, **({"rngs": nnx.Rngs(0)} if takes_rngs else {}))
 
 
 def _is_alike(twin: Any, model: Any) -> bool:

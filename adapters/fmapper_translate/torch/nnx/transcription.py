@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,10 +45,9 @@ def from_nnx(
         )
     refuse_keys(cls, (inputs, dict(options or {})))
     args, kwargs = find_arguments(model, NNX) if arguments is None else arguments
-    takes_rngs = "rngs" in inspect.signature(cls.__init__).parameters
 
     def make() -> Any:
-        made = cls(*args, **kwargs, **({"rngs": nnx.Rngs(0)} if takes_rngs else {}))
+        made = NNX.make(cls, args, kwargs)
         nnx.update(made, nnx.state(model, nnx.Not(nnx.RngState)))
         return made
 
