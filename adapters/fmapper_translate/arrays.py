@@ -114,6 +114,13 @@ def write(expressions: Expressions, node: ast.expr, value: ast.expr) -> str:
     return file.target.write(file, expressions.function, target, made)
 
 
+def is_computed(expressions: Expressions, node: ast.expr) -> bool:
+    """Returns whether an expression is a tensor, and no parameter."""
+    values = expressions.values(node)
+    kinds = [isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter) for x in values]
+    return bool(kinds) and all(kinds)
+
+
 def stays(expressions: Expressions, target: ast.expr, value: ast.expr) -> bool:
     """Returns whether a call gives an attribute what it is: `self.mask = self.mask.to(x)`."""
     name, events = ast.unparse(target), expressions.events(value)

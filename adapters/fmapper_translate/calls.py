@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -245,6 +246,11 @@ def entry(
     used = {key: code(item) for key, item in registry.items() if any(item is x for x in kinds)}
     expressions.file.tables[node.value.id] = ast.Dict([*map(literal, used)], [*used.values()])
     return ast.Subscript(node.value, expressions.code(node.slice), ast.Load())
+
+
+def is_operation(value: Any) -> bool:
+    """Returns whether something is a function of PyTorch with arguments."""
+    return isinstance(value, functools.partial) and inspect.isbuiltin(value.func)
 
 
 def has_no_effect(expressions: Expressions, call: ast.Call, callee: Any) -> bool:

@@ -15,9 +15,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from fmapper.translation import expr, literal
-from fmapper_translate import arrays, calls
+from fmapper_translate import arrays, calls, fallback
 from fmapper_translate.constructors import numbers
-from fmapper_translate.fallback import dispatch_of, refuse_python_draw, refuse_wrapper
 from fmapper_translate.functions import Function, is_of_model, is_standard
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries import requests
@@ -244,7 +243,7 @@ class Expressions(walk.Expressions):
     def _call(self, node: ast.Call, callee: Any, event: Event | None) -> ast.expr:
         value = event.value if event is not None else None
         if event is not None and not self.file.constructs(self.function):
-            refuse_python_draw(event)
+            fallback.refuse_python_draw(self.file.recording, self.function, event)
         if isinstance(node.func, ast.Attribute) and event is not None:
             of = event.parts.get(node.func)
             base = of.parts.get(node.func.value) if of is not None else None
@@ -254,8 +253,8 @@ class Expressions(walk.Expressions):
         if special is not None:
             return special
         if isinstance(callee, nn.Module):
-            refuse_wrapper(self.file.recording, callee, event)
-            function = dispatch_of(self.file.recording, callee, event)
+            fallback.refuse_wrapper(self.file.recording, callee, event)
+            function = fallback.dispatch_of(self.file.recording, callee, event)
             if function is not None:
                 return self._call_with(node, function, node.func)
             return self._call_module(node, callee)
@@ -287,7 +286,7 @@ class Expressions(walk.Expressions):
                 return make_partial(self.code, node, kind, layer)
         function = self.file.recording.function_of(callee)
         if function is not None:
-            refuse_wrapper(self.file.recording, callee, event)
+            fallback.refuse_wrapper(self.file.recording, callee, event)
             if function.owner is None and isinstance(callee, types.MethodType):
                 assert isinstance(node.func, ast.Attribute)
                 return self._call_with(node, function, node.func.value)
@@ -301,7 +300,10 @@ class Expressions(walk.Expressions):
                 func = func.value if is_object else func  # but `super().__call__(x)`
             changes = self.file.constructs(function)
             code = functools.partial(arrays.argument, self) if changes else self.code
-            return self.plain_call(node, func, more, code)
+            made = self.plain_call(node, func, more, code)
+            if changes or not fallback.runs_on_host(self.file.recording, function):
+                return made
+            return ast.Call(expr("on_host"), [made.func, *made.args], made.keywords)
         if callee is isinstance and event is not None:
             return calls.isinstance_(self, node)
         if isinstance(node.func, ast.Attribute) and self.file.layers.is_forward(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +43,7 @@ def operations_of(file: File, function: Function, reason: str) -> list[str]:
     events = (x for node in function.nodes for x in file.recording.events.get(node, ()))
     try:
         for event in events:
-            refuse_python_draw(event)
+            refuse_python_draw(file.recording, function, event)
             if isinstance(event.value, np.ndarray | np.generic):
                 raise NotTranscribed("it computes with NumPy")
         bodies = {"\n".join(_Body(file, run).lines()) for run in runs if run.log}
@@ -160,12 +159,38 @@ def dispatch_of(recording: Recording, module: nn.Module, event: Event | None) ->
     return None
 
 
-def refuse_python_draw(event: Event) -> None:
-    """Refuses a call that draws a random number in Python, which a compiled model does once."""
-    func = event.parts.get(event.node.func) if isinstance(event.node, ast.Call) else None
-    owner = getattr(func.value, "__self__", None) if func is not None else None
-    if isinstance(owner, np.random.RandomState | np.random.Generator | random.Random):
+def refuse_python_draw(recording: Recording, function: Function, event: Event) -> None:
+    """Refuses a call that draws a random number in Python, which a compiled model does once.
+
+    Functions that run on the host each time may draw.
+    """
+    is_drawing = event.generator is not None and not runs_on_host(recording, function)
+    if is_drawing:
         raise NotTranscribed("it draws a random number in Python, which a compiled model does once")
+
+
+def runs_on_host(recording: Recording, function: Function) -> bool:
+    """Returns whether a function computes an array of NumPy from numbers that NumPy draws.
+
+    It does not take arrays of the model, so that a file can call it each time that its model runs.
+    """
+    events = (x for node in function.nodes for x in recording.events.get(node, ()))
+    generators = [x.generator for x in events if x.generator is not None]
+    runs = [run for run in recording.activations if run.function is function]
+    return (
+        bool(generators)
+        and function.owner is None
+        and all(item is np.random.rand.__self__ for item in generators)  # type: ignore[attr-defined]
+        and all(isinstance(run.result, np.ndarray) for run in runs)
+        and not any(_has_arrays(value) for run in runs for value in run.arguments.values())
+    )
+
+
+def _has_arrays(value: Any) -> bool:
+    values = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list | tuple):
+        return any(map(_has_arrays, values))
+    return isinstance(value, torch.Tensor | nn.Module)
 
 
 def refuse_wrapper(recording: Recording, callee: Any, event: Event | None) -> None:

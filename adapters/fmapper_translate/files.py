@@ -35,6 +35,7 @@ _IMPORTS = {
     "jax": "import jax", "jnp": "import jax.numpy as jnp", "np": "import numpy as np",
     "partial": "from functools import partial",
     "einops": "import einops", "functools": "import functools",
+    "io_callback": "from jax.experimental import io_callback",
     "math": "import math", "operator": "import operator",
     "SimpleNamespace": "from types import SimpleNamespace",
     "Namespace": "from argparse import Namespace",
@@ -455,6 +456,7 @@ def _itself(code: ast.expr) -> ast.expr:
     return code
 
 
+@functools.cache
 def _definition(module: types.ModuleType, name: str) -> str:
     """Returns the text of what a module defines under a name; empty if it imports that."""
     code = inspect.getsource(module)

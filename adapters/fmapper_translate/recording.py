@@ -6,6 +6,7 @@ import ast
 import contextlib
 import functools
 import inspect
+import random
 import sys
 import types
 from collections import defaultdict
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from fmapper_translate._private import is_view, name_of_operation
@@ -65,14 +67,22 @@ class Event:
         value: What it gave.
         operations: Those that it ran itself, not within the expressions that it consists of.
         parts: The evaluations of these.
-        ran: How many operations had run when it began, and when it ended.
     """
 
     node: ast.AST
     value: Any
     operations: list[Operation]
     parts: dict[ast.AST, Event]
-    ran: tuple[int, int] = (0, 0)
+
+    @property
+    def generator(self) -> Any:
+        """The generator of Python's or NumPy's random numbers whose method it calls, or None."""
+        func = self.parts.get(self.node.func) if isinstance(self.node, ast.Call) else None
+        owner = getattr(func.value, "__self__", None) if func is not None else None
+        return owner if isinstance(owner, _GENERATORS) else None
+
+
+_GENERATORS = (np.random.RandomState, np.random.Generator, random.Random)
 
 
 @dataclass(eq=False, slots=True)
@@ -96,7 +106,6 @@ class Activation:
     is_random: bool = False
     pending: list[Operation] = field(default_factory=list)
     last: dict[ast.AST, Event] = field(default_factory=dict)
-    ran: int = 0
 
     def repeat(self) -> object:
         """Calls the function again with the same arguments."""
@@ -119,10 +128,9 @@ class Recording:
         activations: Their calls.
         made: How many of these were before the model was called; 0 until then.
         has_drawn: Whether the present call of the model has drawn random numbers.
-        events: The evaluations of each expression.
+        events: The evaluations of each expression; those of one value whose parts are the same, as
+            in loops over numbers, once.
         spare: The same for sides of conditions that were evaluated for their code alone.
-        after: The operations that statements ran themselves, for each time that they ran; for a
-            loop or a condition its entries to the body.
     """
 
     def __init__(self, source: Source) -> None:
@@ -133,13 +141,14 @@ class Recording:
         self._is_spare = False
         self._turned: ast.AST | None = None
         self._is_paused = False
-        self.after: dict[ast.AST, list[list[Operation]]] = defaultdict(list)
         self.operations: list[Operation] = []
         self.activations: list[Activation] = []
         self.made = 0
         self.has_drawn = False
         self._nodes: list[ast.AST] = []
         self._parts: dict[ast.AST, list[ast.AST]] = {}
+        self._owners: set[ast.AST] = set()  # whose methods and attributes are read
+        self._again: dict[tuple[Any, ...], Event] = {}
         self._codes: dict[types.CodeType, Function] = {}
         self._frames: dict[types.FrameType, Activation] = {}
 
@@ -185,6 +194,8 @@ class Recording:
     def _number(self, node: ast.AST) -> int:
         self._nodes.append(node)
         self._parts[node] = list(_parts_of(node))
+        if isinstance(node, ast.Attribute):
+            self._owners.add(node.value)
         return len(self._nodes) - 1
 
     def _activation(self, frame: types.FrameType) -> Activation:
@@ -210,11 +221,19 @@ class Recording:
         activation, node = self._activation(frame), self._nodes[number]
         last = activation.last
         parts = {part: last[part] for part in self._parts[node] if part in last}
-        ran = activation.ran, len(self.operations)
-        event = Event(node, _copy_list(value), activation.pending, parts, ran)
-        activation.pending, activation.ran = [], len(self.operations)
+        event, key, is_owner = None, None, node in self._owners
+        if not (activation.pending or self._is_spare):
+            key = _key_of(node, value, parts, is_owner=is_owner)
+            event = self._again.get(key) if key is not None else None
+        if event is None:
+            kept = value if is_owner else _copy_list(value)
+            event = Event(node, kept, activation.pending, parts)
+            activation.pending = []
+            (self.spare if self._is_spare else self.events)[node].append(event)
+            if key is not None:
+                self._again[key] = event
         last[node] = event
-        (self.spare if self._is_spare else self.events)[node].append(event)
+        self.has_drawn |= event.generator is not None
         if node in activation.function.returns:
             self._is_paused = True
             activation.result, activation.snapshot = value, _snapshot(value)
@@ -283,11 +302,8 @@ class Recording:
 
     def _statement(self, number: int) -> None:
         activation = self._activation(sys._getframe(1))
-        if self._is_spare:
+        if activation.pending:
             activation.pending = []
-            return
-        self.after[self._nodes[number]].append(activation.pending)
-        activation.pending, activation.ran = [], len(self.operations)
 
     def _operation(self, *what: Any) -> None:
         if self._is_paused:
@@ -326,6 +342,30 @@ def _conditions(
                 for at, value in enumerate(values[:-1]):
                     more = values[at + 1 :]
                     yield (value, more, []) if isinstance(op, ast.And) else (value, [], more)
+
+
+def _key_of(
+    node: ast.AST, value: Any, parts: dict[ast.AST, Event], *, is_owner: bool
+) -> tuple[Any, ...] | None:
+    """Returns what evaluations that give the same number of the same parts have in common."""
+    of_value: Any
+    match value:
+        case tuple():
+            of_value = tuple((type(item), repr(item)) for item in value if type(item) in _PLAIN)
+            if len(of_value) < len(value):
+                return None
+        case types.BuiltinFunctionType():
+            of_value = id(value.__self__), value.__name__
+        case dict() | list() if is_owner or isinstance(value, dict):  # as they are later
+            of_value = id(value)
+        case _ if type(value) in _PLAIN:
+            of_value = repr(value) if type(value) is float else value
+        case _:
+            return None
+    return (node, type(value), of_value, *map(id, parts.values()))
+
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def _copy_list(value: Any) -> Any:

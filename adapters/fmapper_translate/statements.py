@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -187,7 +186,7 @@ class Statements(walk.Statements):
                 return
         if values and all(self._file.tied_table(item, self._function) for item in values):
             return  # the embedding stands for it
-        if values and all(map(_is_operation, values)):
+        if values and all(map(calls.is_operation, values)):
             return  # its calls are operations
         code = self.code(value)
         if isinstance(target, ast.Attribute):
@@ -233,7 +232,7 @@ class Statements(walk.Statements):
         modules = [
             x for x in modules if type(x) not in self._file.layers.activations
         ]  # functions, in a file
-        if modules and self._is_none_before(target):
+        if modules and self._is_setting_before(target):
             return expr(self._file.target.new_part, code)
         owners = [vars(x) for x in self.expressions.values(target.value) if hasattr(x, "__dict__")]
         lists = [*values, *(owner.get(target.attr) for owner in owners)]  # which grow later
@@ -242,13 +241,13 @@ class Statements(walk.Statements):
             return expr(self._file.target.plain_list, code)
         return code
 
-    def _is_none_before(self, target: ast.Attribute) -> bool:
+    def _is_setting_before(self, target: ast.Attribute) -> bool:
+        """Returns whether an attribute is None or an empty list until it is given a module."""
         return any(
             ast.unparse(item) == ast.unparse(target)
             for node in self._function.nodes
             if isinstance(node, ast.Assign | ast.AnnAssign)
-            and node.value is not None
-            and is_constant(node.value, None)
+            and (is_constant(node.value, None) or isinstance(node.value, ast.List))
             for item in (node.targets if isinstance(node, ast.Assign) else [node.target])
         )
 
@@ -360,6 +359,8 @@ class Statements(walk.Statements):
         """Prints what has a module or a parameter be trained, or not: `w.requires_grad = False`."""
         if self._file.target.is_tree:
             return  # in a model for evaluation alone
+        if is_constant(trained, True) and arrays.is_computed(self.expressions, part):
+            return  # it has a gradient in JAX
         code, test = arrays.argument(self.expressions, part), self.code(trained)
         if not isinstance(test, ast.Constant):
             yield f"if not {text(test)}:"
@@ -487,11 +488,6 @@ class Statements(walk.Statements):
             yield from self.block(node.body)
         else:
             raise NotTranscribed("with has no counterpart")
-
-
-def _is_operation(value: Any) -> bool:
-    """Returns whether something is a function of PyTorch with arguments."""
-    return isinstance(value, functools.partial) and inspect.isbuiltin(value.func)
 
 
 def _is_super(node: ast.expr) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fmapper.verification.alignment import Alignment, align
     from fmapper.verification.comparison import verify
     from fmapper.verification.differences import Difference
-    from fmapper.verification.models.draws import Draws
+    from fmapper.verification.models.draws import Draws, numpy_seeded
     from fmapper.verification.models.trial import Call, Loss, Slope, Stepper, Trial
     from fmapper.verification.report import Operation, Parting, Report
 
@@ -40,13 +40,14 @@ __all__ = [
     "Stepper",
     "Trial",
     "align",
+    "numpy_seeded",
     "verify",
 ]
 
 _PLACES = {
     "fmapper.verification.alignment": "Alignment align",
     "fmapper.verification.differences": "Difference",
-    "fmapper.verification.models.draws": "Draws",
+    "fmapper.verification.models.draws": "Draws numpy_seeded",
     "fmapper.verification.report": "Operation Parting Report",
     "fmapper.verification.models.trial": "Call Loss Slope Stepper Trial",
     "fmapper.verification.comparison": "verify",

@@ -24,6 +24,7 @@ from fmapper.translation.source import translate  # noqa: E402
 from fmapper.verification.files.conditions import AWAY  # noqa: E402
 from fmapper.verification.files.written_test import write_test  # noqa: E402
 from fmapper.verification.models.spreads import Spread  # noqa: E402
+from fmapper_adapters.torch.trials.trial import TorchTrial  # noqa: E402
 
 
 class Bent(nn.Module):
@@ -115,6 +116,33 @@ def test_gradients_that_a_copy_does_not_have_are_named():
     *_, proof = translate(Borrowed().eval(), "flax", (torch.randn(3, 6),), proved=True)
     assert proof.refused == {"eval": "its outputs depend on parameters that are not its own"}
     assert "gradients not compared" in str(proof)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, training):
+        ctx.training = training
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, slope):
+        assert ctx.training, "call train() first"
+        return 2 * slope, None
+
+
+class Asserts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return Reversed.apply(self.layer(x), self.training)
+
+
+def test_gradients_that_a_model_refuses_in_evaluation_are_named():
+    model, x = Asserts(), torch.ones(3, 6)
+    slopes = [TorchTrial(model, (x,), {}, train=train).slope({}) for train in (False, True)]
+    assert [slope.refused for slope in slopes] == ["call train() first", ""]
 
 
 class Mixed(nn.Module):

@@ -18,6 +18,9 @@ from fmapper_adapters.flax.translation.build import open_file  # noqa: E402
 from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
 from fmapper_translate.constructors.arguments import find_arguments  # noqa: E402
 from fmapper_translate.constructors.notes import arguments_of, note_arguments  # noqa: E402
+from fmapper_translate.flax.table import LAYERS  # noqa: E402
+from fmapper_translate.recording import record  # noqa: E402
+from fmapper_translate.sources.torch import TorchSource  # noqa: E402
 
 X = torch.ones(2, 4)
 
@@ -228,3 +231,48 @@ def test_a_model_that_was_changed_since_it_was_made_is_refused():
     model.dropout.p = 0.75  # which no comparison in evaluation tells
     with pytest.raises(NotTranscribed, match="does not make this model of the arguments"):
         find_arguments(model)
+
+
+class Distances(nn.Module):
+    """Has a bias for each distance of two points."""
+
+    def __init__(self, side=6, depth=2):
+        super().__init__()
+        points = [(i, j) for i in range(side) for j in range(side)]
+        places, indices = {}, []
+        for p in points:
+            for q in points:
+                place = (abs(p[0] - q[0]), abs(p[1] - q[1]))
+                if place not in places:
+                    places[place] = len(places)
+                indices.append(places[place])
+        self.biases = nn.Parameter(torch.randn(len(places)))
+        self.register_buffer("indices", torch.LongTensor(indices).view(len(points), len(points)))
+        self.layers = []
+        for _ in range(depth):
+            self.layers.append(nn.Linear(4, 4))
+        self.layers = nn.ModuleList(self.layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x + self.biases[self.indices].sum()
+
+
+def test_what_a_loop_over_numbers_gives_is_recorded_once():
+    recording, _ = record(TorchSource(LAYERS), Distances, [lambda model: model(X)])
+    counts = {
+        ast.unparse(node): len(events)
+        for node, events in recording.events.items()
+        if isinstance(node, ast.expr)
+    }
+    assert counts["indices.append"] == 1
+    assert counts["place"] == 36  # of 1296
+    model = Distances()
+    made = transcribe(model, (X,))
+    assert "        for p in points:\n            for q in points:\n" in made.code
+    names = {}
+    exec(made.whole, names)
+    twin = names["make_model"](rngs=nnx.Rngs(0))
+    names["load_weights"](twin, {name: x.numpy() for name, x in made.weights.items()})
+    assert jnp.allclose(twin(jnp.array(X)), model(X).detach().numpy(), atol=1e-5)

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -61,8 +62,38 @@ def test_a_condition_on_a_tensor_decides_when_the_model_runs():
 
 class Calls(Layered):
     def forward(self, x):
+        for _ in range(2):
+            skips = False
+            if self.training:
+                skips = torch.rand([]) < 0.5
+            if not skips:
+                x = self.fc(x)
         if x.sum() > 0:
             x = self.fc(x)
+        return x
+
+
+def test_layers_that_a_drawn_number_skips_run_and_are_chosen():
+    source, ones = Calls().eval(), torch.ones(2, 3)
+    made = transcribe(source, (ones,))
+    assert not made.only_evaluation
+    assert "x = jnp.where(condition, self.fc(x), x)" in made.code
+    model = model_of(made, source)
+    for scale in (1.0, -3.0):
+        results = model(jnp.ones((2, 3)) * scale)
+        assert jnp.allclose(results, source(ones * scale).detach().numpy(), atol=1e-6)
+    model.train()
+    assert len({float(model(jnp.ones((2, 3))).sum()) for _ in range(20)}) > 1
+
+
+class Normalises(Layered):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        if self.fc(x).sum() > 0:
+            x = self.norm(x)
         return x
 
 
@@ -97,7 +128,7 @@ class Leaves(Layered):
         return self.fc(x) * float(x.detach().numpy().max())
 
 
-@pytest.mark.parametrize("kind", [Calls, Keeps, Counts, Scales, Loops, Leaves])
+@pytest.mark.parametrize("kind", [Normalises, Keeps, Counts, Scales, Loops, Leaves])
 def test_a_value_of_a_tensor_never_becomes_a_constant(kind):
     with pytest.raises(NotTranscribed, match=f"{kind.__name__}.forward"):
         transcribe(kind(), (torch.ones(2, 3),))
@@ -120,6 +151,39 @@ def test_a_file_refuses_training_that_draws_numbers_in_python():
     model.train()
     with pytest.raises(NotImplementedError, match=r"for evaluation alone: Skips\.forward"):
         model(jnp.ones((2, 3)))
+
+
+def random_columns(shape, share):
+    """Returns a mask of columns."""
+    count = max(int(share * shape[1] + np.random.rand()), 1)
+    mask = np.zeros(shape, dtype=bool)
+    mask[:, np.random.choice(shape[1], count, replace=False)] = True
+    return mask
+
+
+class Masked(Layered):
+    def forward(self, x):
+        if self.training:
+            mask = random_columns(tuple(x.shape), share=0.5)
+            x = x.masked_fill(torch.from_numpy(mask), 0.0)
+        return self.fc(x)
+
+
+def test_a_function_that_draws_with_numpy_runs_each_time():
+    source, x = Masked(), torch.ones(2, 3)
+    made = transcribe(source.eval(), (x,))
+    assert not made.only_evaluation
+    model = model_of(made, source)
+    source.train()
+    model.train()
+    run, results = nnx.jit(lambda model, x: model(x)), []
+    run(model, x.numpy())
+    for seed in range(6):
+        np.random.seed(seed)
+        results.append(source(x).detach().numpy())
+        np.random.seed(seed)
+        assert np.allclose(run(model, x.numpy()), results[-1], atol=1e-6)
+    assert len({float(y.sum()) for y in results}) > 1
 
 
 class Asks(Layered):

@@ -63,6 +63,8 @@ class Places:
         Raises:
             NotTranscribed: It does.
         """
+        if not self._tensors:
+            return
         operations = [operation for event in events for operation in event.operations]
         for name in (_name(operation) for operation in operations if self._takes(operation)):
             if name not in _FOLLOWING | _WRITING:

@@ -1,4 +1,7 @@
-"""`if` on an array: each of its assignments is made under `jax.lax.cond`."""
+"""`if` on an array: each of its assignments is made under `jax.lax.cond`.
+
+Layers run whatever it holds, and `jnp.where` chooses: what they draw cannot be drawn below it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
     from fmapper_translate.statements import Statements
 
 _HOLDS = "condition"
+_COND = "jax.lax.cond({0}, lambda: {1}, lambda: {2})"
 
 
 def is_on_array(expressions: Any, test: ast.expr) -> bool:
@@ -94,7 +98,7 @@ class Selection:
         if isinstance(statement, ast.Pass):
             return
         name, value = _name(statement), statement.value  # type: ignore[attr-defined]
-        _refuse_calls(statements, value)
+        calls = _calls_modules(statements, value)
         code = _value(statements, statement)
         is_first = self.side and not _is_before(statements, self.node, name)
         is_first = is_first and all(name in _names(x) for x in (self.node.body, self.node.orelse))
@@ -105,7 +109,8 @@ class Selection:
             raise NotTranscribed(f"the condition is an array, and {name} is none")
         other = ast.Name(name)
         pair = (code, other) if self.side else (other, code)
-        made = expr("jax.lax.cond({0}, lambda: {1}, lambda: {2})", ast.Name(self.holds), *pair)
+        template = "jnp.where({0}, {1}, {2})" if calls else _COND
+        made = expr(template, ast.Name(self.holds), *pair)
         yield f"{name} = {text(made)}"
 
 
@@ -145,14 +150,31 @@ def _value(statements: Statements, statement: ast.stmt) -> ast.expr:
     raise AssertionError
 
 
-def _refuse_calls(statements: Statements, value: ast.expr) -> None:
-    """Refuses calls of modules and functions of the model, which may change its state."""
-    recording = statements.expressions.file.recording
+def _calls_modules(statements: Statements, value: ast.expr) -> bool:
+    """Returns whether a value calls modules of the model.
+
+    Raises:
+        NotTranscribed: It calls what may change the model, or functions of it, which may.
+    """
+    file, found = statements.expressions.file, False
     for call in (item for item in ast.walk(value) if isinstance(item, ast.Call)):
-        callee = statements.expressions.callee(call)
-        if recording.source.is_module(callee) or recording.function_of(callee) is not None:
-            what = ast.unparse(call.func)
-            raise NotTranscribed(f"the condition is an array, and a side calls {what}")
+        events = statements.expressions.events(call)
+        callees = [part.value for x in events if (part := x.parts.get(call.func)) is not None]
+        for callee in {id(item): item for item in callees}.values():
+            if file.recording.source.is_module(callee) and not _has_state(file, callee):
+                found = True
+            elif file.recording.source.is_module(callee) or file.recording.function_of(callee):
+                what = ast.unparse(call.func)
+                raise NotTranscribed(f"the condition is an array, and a side calls {what}")
+    return found
+
+
+def _has_state(file: Any, module: Any) -> bool:
+    """Returns whether calls of a module may change it, beside what its layers draw."""
+    return any(
+        part._buffers or file.slots.names(file.maker_of(type(part)), file.maker_of)
+        for part in module.modules()
+    )
 
 
 def _is_used_outside(statements: Statements, node: ast.If, name: str) -> bool:

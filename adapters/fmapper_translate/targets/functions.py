@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
 
 
 def ntuple(size: Any, count: int) -> tuple[Any, ...]:
@@ -84,6 +86,18 @@ def not_written(*_args, **_options):
 def nested_tuple(array):
     """Returns an array of NumPy as tuples, which a module can keep as a setting."""
     return tuple(map(nested_tuple, array)) if array.ndim else array.item()
+
+
+def on_host(function, *args, **options):
+    """Calls a function that draws with NumPy, each time that the model runs, under `jit` too."""
+
+    def run():
+        return np.asarray(function(*args, **options), like.dtype)
+
+    state = np.random.get_state()
+    like = jnp.asarray(function(*args, **options))
+    np.random.set_state(state)
+    return io_callback(run, jax.ShapeDtypeStruct(like.shape, like.dtype))
 
 
 def uniform_init(low, high):

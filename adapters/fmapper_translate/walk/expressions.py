@@ -20,6 +20,25 @@ if TYPE_CHECKING:
     from fmapper_translate.walk.files import File
 
 _SIMPLE = bool | int | float | str | None
+_ON_NUMBERS = ast.BinOp | ast.UnaryOp | ast.Compare | ast.Subscript | ast.Tuple | ast.Call
+_ON_NUMBERS |= ast.Attribute  # a method of a list
+
+
+def kind_of_numbers(value: Any) -> Any:
+    """Returns the type of a number or of several in a tuple, or a function of Python's itself."""
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__name__, id(value.__self__)
+    kind = type(value)
+    if kind is tuple:
+        kinds = tuple(map(kind_of_numbers, value))
+        return None if None in kinds else kinds
+    return (
+        kind
+        if kind in (bool, int, float, type(None))
+        else id(value)
+        if kind in (dict, list)
+        else None
+    )
 
 
 class Expressions(ABC):
@@ -86,7 +105,7 @@ class Expressions(ABC):
             return self._unseen(node)
         printed: dict[str, ast.expr] = {}
         try:
-            for event in events:
+            for event in self._distinct(node, events):
                 made = self._print(node, event)
                 printed.setdefault(text(made), made)
         except Unnamed:
@@ -102,6 +121,22 @@ class Expressions(ABC):
         if len(printed) > 1:
             raise Varied(str(self._at(node, "it is " + " and ".join(list(printed)[:2]))))
         return next(iter(printed.values()))
+
+    def _distinct(self, node: ast.expr, events: list[Event]) -> list[Event]:
+        """Returns evaluations without those that differ from others in numbers alone.
+
+        The code for a sum or an element is the same for all numbers.
+        """
+        is_local = isinstance(node, ast.Name) and node.id in self._bound
+        if not is_local and not isinstance(node, _ON_NUMBERS):
+            return events
+        first: dict[Any, Event] = {}
+        for event in events:
+            parts = [part.value for part in event.parts.values()]
+            kinds = [*map(kind_of_numbers, (event.value, *parts))]
+            is_same = not event.operations and None not in kinds
+            first.setdefault(tuple(kinds) if is_same else event, event)
+        return [*first.values()]
 
     def _message(self, node: ast.JoinedStr) -> ast.expr:
         """Returns an f-string with the code for what is in it; as it is if that has none."""

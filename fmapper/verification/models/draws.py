@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+
+
+@contextlib.contextmanager
+def numpy_seeded(seed: int = 0) -> Iterator[None]:
+    """Has NumPy's own generator give the same numbers each time, and restores its state."""
+    import numpy as np
+
+    state = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(state)
 
 
 class Draws:

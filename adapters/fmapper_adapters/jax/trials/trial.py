@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import to_jax
-from fmapper.verification import Call, Draws, Loss, Slope, Stepper, Trial
+from fmapper.verification import Call, Draws, Loss, Slope, Stepper, Trial, numpy_seeded
 from fmapper_adapters.jax.arrays import prng_keys
 from fmapper_adapters.jax.record.trace import Source
 from fmapper_adapters.jax.trials import dropout
@@ -125,7 +125,7 @@ class JaxTrial(Trial):
         return output, {name: changed.get(name, array) for name, array in state.items()}
 
     def _give_draws(self, draws: Draws) -> contextlib.AbstractContextManager[None]:
-        return same_draws(draws) if self._same else contextlib.nullcontext()
+        return _same_draws(draws) if self._same else numpy_seeded()
 
     def _widen(self, tree: Any, wide: bool) -> Any:
         return jax.tree.map(double, tree) if wide else tree
@@ -199,6 +199,12 @@ class JaxTrial(Trial):
                 return {name: np.asarray(_inner(after, name)) for name in weights}
 
         return step
+
+
+@contextlib.contextmanager
+def _same_draws(draws: Draws) -> Iterator[None]:
+    with same_draws(draws), numpy_seeded():
+        yield
 
 
 def _is_wide() -> bool:

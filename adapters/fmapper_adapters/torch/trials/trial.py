@@ -10,11 +10,12 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
 from fmapper import ConversionError, fleaves, fmap, to_numpy, to_torch
-from fmapper.verification import Call, Draws, Loss, Slope, Stepper, Trial
+from fmapper.verification import Call, Draws, Loss, Slope, Stepper, Trial, numpy_seeded
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record.patches.foreign_classes import fields_of
@@ -104,7 +105,7 @@ class TorchTrial(Trial):
                 slopes = torch.autograd.grad(value, [*learned.values()], allow_unused=True)
                 if all(slope is None for slope in slopes):
                     raise RuntimeError("its outputs depend on parameters that are not its own")
-            except RuntimeError as error:  # for example, values that the model has overwritten
+            except (RuntimeError, AssertionError) as error:  # as of values that are overwritten
                 if isinstance(error, torch.OutOfMemoryError) or "alloc" in str(error):
                     raise
                 return Slope(refused=f"{error}".partition("\n")[0][:_LONGEST])
@@ -127,6 +128,7 @@ class TorchTrial(Trial):
         still, same = _WithoutDropout(), SameDraws()
         with contextlib.ExitStack() as stack:
             stack.enter_context(precision(double=double))
+            stack.enter_context(numpy_seeded())
             for mode in () if self._is_quiet else (still, same):
                 stack.enter_context(mode)
             if double:
@@ -162,15 +164,19 @@ class TorchTrial(Trial):
         model = _copy(self._noisy)
         args, kwargs = fmap(_double, self._inputs) if double else self._inputs
         outputs = []
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), precision(double=double):
+        generators = torch.random.fork_rng(devices=[]), numpy_seeded()
+        with torch.no_grad(), generators[0], generators[1], precision(double=double):
             model = model.double() if double else model
             _fill(model, weights, self.state)
             for seed in seeds:
                 torch.default_generator.manual_seed(seed)
-                before = torch.get_rng_state()
+                np.random.seed(seed)
+                before = torch.get_rng_state(), *np.random.get_state()[1:3]
                 with restore_after(model), mode:
                     outputs.append([_numpy(x) for x in _tensors_in(model(*args, **kwargs))])
-                if torch.equal(torch.get_rng_state(), before):
+                _, words, place, *_ = np.random.get_state()
+                is_still = place == before[2] and np.array_equal(words, before[1])
+                if is_still and torch.equal(torch.get_rng_state(), before[0]):
                     break  # nothing is random
         return outputs
 
