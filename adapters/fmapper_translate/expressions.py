@@ -300,10 +300,10 @@ class Expressions(walk.Expressions):
                 func = func.value if is_object else func  # but `super().__call__(x)`
             changes = self.file.constructs(function)
             code = functools.partial(arrays.argument, self) if changes else self.code
-            made = self.plain_call(node, func, more, code)
+            call = self.plain_call(node, func, more, code)
             if changes or not fallback.runs_on_host(self.file.recording, function):
-                return made
-            return ast.Call(expr("on_host"), [made.func, *made.args], made.keywords)
+                return call
+            return ast.Call(expr("on_host"), [call.func, *call.args], call.keywords)
         if callee is isinstance and event is not None:
             return calls.isinstance_(self, node)
         if isinstance(node.func, ast.Attribute) and self.file.layers.is_forward(

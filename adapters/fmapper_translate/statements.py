@@ -247,6 +247,7 @@ class Statements(walk.Statements):
             ast.unparse(item) == ast.unparse(target)
             for node in self._function.nodes
             if isinstance(node, ast.Assign | ast.AnnAssign)
+            and node.value is not None
             and (is_constant(node.value, None) or isinstance(node.value, ast.List))
             for item in (node.targets if isinstance(node, ast.Assign) else [node.target])
         )

@@ -171,12 +171,11 @@ class TorchTrial(Trial):
             for seed in seeds:
                 torch.default_generator.manual_seed(seed)
                 np.random.seed(seed)
-                before = torch.get_rng_state(), *np.random.get_state()[1:3]
+                before, numpy_before = torch.get_rng_state(), _numpy_state()
                 with restore_after(model), mode:
                     outputs.append([_numpy(x) for x in _tensors_in(model(*args, **kwargs))])
-                _, words, place, *_ = np.random.get_state()
-                is_still = place == before[2] and np.array_equal(words, before[1])
-                if is_still and torch.equal(torch.get_rng_state(), before[0]):
+                is_still = _numpy_state() == numpy_before
+                if is_still and torch.equal(torch.get_rng_state(), before):
                     break  # nothing is random
         return outputs
 
@@ -254,6 +253,12 @@ class _Called(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
+
+
+def _numpy_state() -> tuple[bytes, int]:
+    """Returns the state of NumPy's own generator."""
+    state = np.random.get_state(legacy=False)["state"]
+    return state["key"].tobytes(), state["pos"]
 
 
 def _numpy(x: torch.Tensor) -> Any:
