@@ -22,10 +22,12 @@ from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.printing.rows import Places
 from fmapper_translate.recording import Recording
+from fmapper_translate.scans.lists import Lists
+from fmapper_translate.scans.loops import print_scan
 from fmapper_translate.slots import Slots
 from fmapper_translate.sources.derivatives import is_derivable
 from fmapper_translate.statements import Statements
-from fmapper_translate.targets import Target, layers
+from fmapper_translate.targets import Target, layers, scans
 from fmapper_translate.targets.constructions import make_activation, make_layer
 from fmapper_translate.walk import files as walk
 from fmapper_translate.walk.errors import NotTranscribed
@@ -64,6 +66,7 @@ class File(walk.File):
         tables: Names of tables of classes -> their code.
         attributes: Classes -> the attributes that their constructors set.
         fallen: Functions that are written by their operations -> the reason.
+        scans: The lists that are stacked, and called by scans.
         without_initial_values: Classes whose constructors give parameters values that the file
             does not.
         absent: Classes of layers that the model has nowhere, or without a counterpart in the file.
@@ -102,6 +105,7 @@ class File(walk.File):
         self.takers: set[type | None] = set()
         self.attributes: dict[type, dict[str, None]] = defaultdict(dict)
         self.fallen: dict[str, str] = {}
+        self.scans: list[Lists] = []
         self.tables: dict[str, ast.expr] = {}
         self.without_initial_values: set[type | None] = set()
         arrays = [
@@ -328,6 +332,26 @@ class File(walk.File):
         code = super()._print_plain_class(cls, tree)
         return code.replace("@dataclass\n", f"{self.target.dataclass}\n", 1)
 
+    def scan_of(self, statements: Any, function: Function, loop: ast.For) -> list[str]:
+        """Returns a loop as a scan; nothing if it stays a loop."""
+        is_scan = any(loop in item.loops for item in self.scans)
+        return list(print_scan(statements, self, function, loop)) if is_scan else []
+
+    def frame(self, function: Function, body: list[str]) -> list[str]:
+        """Returns the lines of a function with what the source's does not do."""
+        is_top = function.owner is self.maker_of(type(self.model))
+        if self.scans and is_top and function.name == "__init__":
+            body = [*body, "stack_blocks(self)"]
+        return self.target.frame(self, function, body)
+
+    def stacks_in(self, cls: type) -> list[str]:
+        """Returns the attributes of a class that are stacks."""
+        return [item.name for item in self.scans if item.owner is cls]
+
+    def _more_constants(self, cls: type) -> list[str]:
+        names = self.stacks_in(cls)
+        return [f"scanned_lists = {tuple(names)!r}"] if names else []
+
     def _fields(self, cls: type) -> list[str]:
         return self.target.fields(self, cls)
 
@@ -392,6 +416,13 @@ class File(walk.File):
         body = "\n\n\n".join([*(["\n".join(constants)] if constants else []), *blocks, *tables])
         tied = f"TIED = {self.tied_names()!r}  # names in the source's state -> those here"
         loading = [inspect.getsource(item) for item in self.target.loading]
+        self.helpers = self.target.helpers
+        if self.scans:
+            self.helpers = (self.target.scans, scans, *self.helpers)
+            new = {"load_weights": "load_stacked", "source_state": "stacked_state"}
+            for at, (name, other) in enumerate(new.items()):
+                loading[at] = loading[at].replace(f"def {name}(", f"def {other}(")
+                loading.insert(-1, inspect.getsource(vars(self.target.scans)[name]))
         helpers = helpers_of("\n\n\n".join([body, *loading, self._example]), self._helper)
         everything = "\n\n\n".join([body, tied, *map(str.rstrip, loading[:-1])])
         whole = "\n\n\n".join([*helpers, everything])

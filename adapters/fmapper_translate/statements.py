@@ -76,7 +76,7 @@ class Statements(walk.Statements):
             slots = self._file.slots.names(self._function.owner, self._file.maker_of)
             start = self._document()
             body[start:start] = [f"self.{name} = Slot()" for name in slots]
-        return self._file.target.frame(self._file, self._function, body)
+        return self._file.frame(self._function, body)
 
     def _document(self) -> int:
         """Returns how many lines a function's docstring has in the file."""

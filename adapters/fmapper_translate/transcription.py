@@ -32,6 +32,7 @@ from fmapper_translate.files import File
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.recording import record
+from fmapper_translate.scans.lists import choose
 from fmapper_translate.sources.halves import check_dtypes, half_of
 from fmapper_translate.sources.sizes import of_given_sizes, of_other_sizes
 from fmapper_translate.sources.torch import TorchSource
@@ -56,13 +57,15 @@ class Transcription:
         weights: The arrays that its `load_weights` takes, by their names in the source.
         aliases: Second names of these -> the first.
         fallen: Functions that are written by their operations -> the reason.
-        rules: The rules from the source's state dict to the state of the file's model; their
-            inverse leads back.
+        rules: The rules from the source's state dict to the state of the file's model, whose
+            inverse leads back; none where blocks are scanned.
         target: The framework of the file.
         only_evaluation: Why the file is for evaluation alone, and refuses training; empty if it is
             for both.
         flags: Arguments of a call that tell the model its mode -> their values in training.
         keys: Keys for random numbers that the source is called with where a call has none.
+        scans: Lists of blocks that are one block, called by a scan -> how many those are.
+        not_scanned: Other lists, where scans were asked for -> the reason.
         half: The half precision of the model's arrays, to which those of the file are cast; empty
             if they have another one.
     """
@@ -78,6 +81,8 @@ class Transcription:
     only_evaluation: str = ""
     flags: Mapping[str, bool] = field(default_factory=dict)
     keys: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    scans: Mapping[str, int] = field(default_factory=dict)
+    not_scanned: Mapping[str, str] = field(default_factory=dict)
     half: str = ""
 
     @property
@@ -197,6 +202,7 @@ def transcribe(
     *,
     target: str | None = None,
     dynamic_shapes: Any = "auto",
+    scan: bool = False,
 ) -> Transcription:
     """Writes a model as a file for another framework, in the words of its source.
 
@@ -214,9 +220,11 @@ def transcribe(
         dynamic_shapes: At which other sizes the file is compared with the model, where a tuple says
             what it is called with: by default all that a model of PyTorch takes, and of others
             none; None for none, else which, as for `convert`. A file takes what its source takes.
+        scan: Whether lists of blocks become one block with stacked arrays, called by a scan.
 
     Raises:
-        NotTranscribed: Something in it has no counterpart; says what and where.
+        NotTranscribed: Something in it has no counterpart; says what and where. Or with `scan`
+            there is nothing to be scanned.
     """
     is_torch = isinstance(model, nn.Module)
     if target not in ((None, *TARGETS) if is_torch else (None, "torch")):
@@ -224,6 +232,8 @@ def transcribe(
             f"{type(model).__name__} is not a model that is transcribed for {target}: modules of "
             "PyTorch are for Flax NNX and Equinox, and those of NNX, Linen and Equinox for PyTorch"
         )
+    if scan and not is_torch:
+        raise NotTranscribed("scans are for Flax NNX and Equinox: PyTorch has none over modules")
     with _unchanged_random_numbers():
         examples = _examples(model, inputs, options or {}, dynamic_shapes)
     if isinstance(model, nn.Module):
@@ -232,13 +242,13 @@ def transcribe(
         with _unchanged_random_numbers():
             if half := half_of(model):
                 wide = copy.deepcopy(model).float()
-                found = _in_both_modes(wide, fmap(_to_float, examples), arguments, to)
+                found = _in_both_modes(wide, fmap(_to_float, examples), arguments, to, scan)
                 saved = model.state_dict()
                 weights = {name: saved[name] for name in found.weights}
                 found = replace(found, weights=weights, half=half)
                 check_dtypes(found.whole, _MAKER, to, found.weights, model, examples[0])
                 return found
-            return _in_both_modes(model, examples, arguments, to)
+            return _in_both_modes(model, examples, arguments, to, scan)
     if isinstance(model, tuple) or _is_bound(model):
         from fmapper_translate.torch.linen.transcription import from_linen
 
@@ -257,14 +267,15 @@ def _in_both_modes(
     examples: list[Example],
     arguments: tuple[Sequence[Any], Mapping[str, Any]] | None,
     target: Target,
+    scan: bool,
 ) -> Transcription:
     """Writes a module of PyTorch for both modes; or for evaluation, if it is not for both."""
     try:
-        return _from_torch(model, examples, arguments, target)
+        return _from_torch(model, examples, arguments, target, scan)
     except NotTranscribed as error:
         reason = str(error)
         try:
-            return _from_torch(model, examples, arguments, target, only_evaluation=reason)
+            return _from_torch(model, examples, arguments, target, scan, only_evaluation=reason)
         except NotTranscribed:
             raise error from None
 
@@ -312,6 +323,7 @@ def _from_torch(
     examples: list[Example],
     arguments: tuple[Sequence[Any], Mapping[str, Any]] | None,
     target: Target,
+    scan: bool,
     *,
     only_evaluation: str = "",
 ) -> Transcription:
@@ -364,11 +376,34 @@ def _from_torch(
         settings["gives_initial_values"] = False
         file = File(recording, twin, target, **settings)
         code, example = file.write(title, args, kwargs, differ)
+    scanned: dict[str, int] = {}
+    refused: dict[str, str] = {}
     rules = _rules_of(twin, file)
+    if scan:
+        files = [(code, example)]
+
+        def check() -> None:
+            made = file.write_once(title, args, kwargs)
+            if wrong := differ(*made):
+                raise NotTranscribed(next(iter(wrong.values())))
+            files.append(made)
+
+        scanned, refused = choose(file, check)
+        if not scanned:
+            raise _nothing_to_scan(cls, refused)
+        (code, example), rules = files[-1], Rules()
     return Transcription(
         format_code(code), cls.__name__, example, weights, aliases, file.fallen, rules,
-        target.name, only_evaluation,
+        target.name, only_evaluation, scans=scanned, not_scanned=refused,
     )  # fmt: skip
+
+
+def _nothing_to_scan(cls: type, refused: Mapping[str, str]) -> NotTranscribed:
+    reasons = "; ".join(f"{path}: {reason}" for path, reason in refused.items())
+    return NotTranscribed(
+        f"{cls.__name__}: nothing can be scanned: {reasons or 'there is no list of submodules'}. "
+        "Write it without scan=True (--scan)"
+    )
 
 
 def _examples(

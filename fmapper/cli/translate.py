@@ -97,21 +97,21 @@ def translate(
     args, given = example_args(examples), example_kwargs(kwargs)
     code, proof = "", None
     shapes = None if fixed else "auto"
-    if not scan:
-        try:
-            with step(f"transcribing {type(loaded).__name__} for {to}"):
-                found, proof = transcribe_proved(
-                    loaded, to, args, given, dynamic_shapes=shapes, train=train
-                )
-        except ConversionError as error:
-            print(f"written by its operations, not in the words of its source: {error}")
-        else:
-            code, title = found.whole, found.name
-            print(f"{title}: {proof}")
-            if found.only_evaluation:
-                print(f"for evaluation only: {found.only_evaluation}")
-            for function, reason in found.fallen.items():
-                print(f"{function} is written by its operations: {reason}")
+    try:
+        with step(f"transcribing {type(loaded).__name__} for {to}"):
+            found, proof = transcribe_proved(
+                loaded, to, args, given, dynamic_shapes=shapes, train=train, scan=scan
+            )
+    except ConversionError as error:
+        print(f"written by its operations, not in the words of its source: {error}")
+    else:
+        code, title = found.whole, found.name
+        print(f"{title}: {proof}")
+        if found.only_evaluation:
+            print(f"for evaluation only: {found.only_evaluation}")
+        for function, reason in found.fallen.items():
+            print(f"{function} is written by its operations: {reason}")
+        _print_scans(found)
     if proof is None:
         code, proof, title = _write_operations(loaded, to, args, given, shapes, train, scan=scan)
     if not proof:
@@ -159,8 +159,13 @@ def _write_operations(
         print(f"a size does not vary: {sentence}")
     for part, reason in source.dissolved.items():
         print(f"{part} has no code of its own: {reason}")
+    _print_scans(source)
+    return source.code, proof, source.name
+
+
+def _print_scans(source: Any) -> None:
+    """Prints which lists of blocks a file has as one, and why others are not."""
     for path, count in source.scans.items():
         print(f"{path}: {count} blocks are one, called by a scan")
     for path, reason in source.not_scanned.items():
         print(f"{path} is not scanned: {reason}")
-    return source.code, proof, source.name

@@ -222,12 +222,11 @@ def convert_with_arrays(
     check_options(target, options, others, variant)
     options |= variant
     arguments = options.pop("arguments", None)
-    is_plain = arrays is None and not (modes or specialize or options.get("scan"))
-    is_in_words = bool(options.get("structure")) and is_plain
+    is_in_words = bool(options.get("structure")) and arrays is None and not (modes or specialize)
     if arguments is not None and not is_in_words:
         raise ConversionError(
-            "arguments= is for structure=True without scan= and specialize=, which makes a model "
-            "in the words of its source"
+            "arguments= is for structure=True without specialize=, which makes a model in the "
+            "words of its source"
         )
     if not isinstance(example_inputs, tuple | list):
         example_inputs = (example_inputs,)
@@ -264,6 +263,7 @@ def convert_with_arrays(
         call = example_inputs, example_kwargs or {}
         shapes = "auto" if dynamic_shapes is None else dynamic_shapes
         words: dict[str, Any] = {"arguments": arguments, "dynamic_shapes": shapes}
+        words["scan"] = options.get("scan", False)
         try:
             with step(f"converting {type(model).__name__} to {to}"):
                 return target.build_transcribed(

@@ -102,22 +102,17 @@ def source(
             )
         return _with_reason(format_code(known.code), known.by_operations)
     reason = ""
-    if not scan:
-        write = transcribe_proved if train else transcribe
-        given = (example_inputs, example_kwargs, arguments, dynamic_shapes)
-        try:
-            return write(model, to, *given)[0].whole
-        except OtherPairError:
-            if arguments is not None:
-                raise
-        except ConversionError as error:
-            if arguments is not None:
-                raise
-            reason = str(error)
-    elif arguments is not None:
-        raise ConversionError(
-            "arguments= is for a file in the words of the model's source, which has no scan="
-        )
+    write = transcribe_proved if train else transcribe
+    given = (example_inputs, example_kwargs, arguments, dynamic_shapes)
+    try:
+        return write(model, to, *given, scan=scan)[0].whole
+    except OtherPairError:
+        if arguments is not None:
+            raise
+    except ConversionError as error:
+        if arguments is not None:
+            raise
+        reason = str(error)
     code = _write_operations(model, to, example_inputs, example_kwargs, dynamic_shapes, train, scan)
     return _with_reason(code, reason)
 
@@ -240,6 +235,14 @@ class Transcription(Protocol):
         """Why the file is for evaluation alone; empty if it is for both modes."""
 
     @property
+    def scans(self) -> Mapping[str, int]:
+        """Lists of blocks that are one block, called by a scan -> how many those are."""
+
+    @property
+    def not_scanned(self) -> Mapping[str, str]:
+        """Other lists, where scans were asked for -> the reason."""
+
+    @property
     def fallen(self) -> Mapping[str, str]:
         """Functions that are written by their operations -> the reason."""
 
@@ -257,6 +260,7 @@ def transcribe_proved(
     dynamic_shapes: Any = "auto",
     *,
     train: bool | None = True,
+    scan: bool = False,
 ) -> tuple[Transcription, Proof]:
     """Writes a model in the words of its source, and proves the file.
 
@@ -264,7 +268,7 @@ def transcribe_proved(
     `train` it has to train; with None it is proved in training if it does, and with False in
     evaluation alone.
     """
-    found, args, kwargs = transcribe(model, to, args, kwargs, arguments, dynamic_shapes)
+    found, args, kwargs = transcribe(model, to, args, kwargs, arguments, dynamic_shapes, scan=scan)
     if train and found.only_evaluation:
         raise ConversionError(found.only_evaluation)
     proof = found.prove(model, args, kwargs, only_evaluation=train is False)
@@ -280,6 +284,8 @@ def transcribe(
     kwargs: Mapping[str, Any] | None,
     arguments: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = "auto",
+    *,
+    scan: bool = False,
 ) -> tuple[Transcription, tuple[Any, ...], dict[str, Any]]:
     """Writes a model in the words of its source; returns the file, and the model's own inputs.
 
@@ -291,6 +297,7 @@ def transcribe(
         kwargs: What it is called with by keyword.
         arguments: What its constructor was given, by name; None to find it.
         dynamic_shapes: At which sizes it is compared, too; see `source`.
+        scan: Whether blocks are called by scans.
 
     Raises:
         ConversionError: Something in it has no counterpart; says what.
@@ -308,8 +315,9 @@ def transcribe(
 
         given = None if arguments is None else ((), arguments)
         found = fmapper_translate.transcribe(
-            model, args, given, kwargs, target=target.name, dynamic_shapes=dynamic_shapes
-        )
+            model, args, given, kwargs, target=target.name, dynamic_shapes=dynamic_shapes,
+            scan=scan,
+        )  # fmt: skip
     except ConversionError:
         raise
     except Exception as error:  # of the model's own code too; or a framework is not installed

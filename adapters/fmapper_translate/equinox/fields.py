@@ -26,6 +26,9 @@ def fields_of(file: File, cls: type) -> Iterator[str]:
         if name == file.target.mode:
             yield f"{name}: bool  # set by eqx.nn.inference_mode"
             continue
+        if name in file.stacks_in(cls):
+            yield f"{name}: Stack"
+            continue
         values = [getattr(part, name) for part in parts if hasattr(part, name)]
         kind, function, options = _kind(file, parts, name, values)
         if name not in always:  # a field that is not set has to have a value

@@ -15,7 +15,7 @@ from fmapper.translation import expr, text
 from fmapper_adapters.equinox.translation.build import open_file
 from fmapper_adapters.equinox.translation.dialect import EquinoxDialect
 from fmapper_translate.equinox import layers as equinox_layers
-from fmapper_translate.equinox import library, recurrent, weights
+from fmapper_translate.equinox import library, recurrent, scans, weights
 from fmapper_translate.equinox.fields import fields_of
 from fmapper_translate.equinox.table import LAYERS
 from fmapper_translate.functions import Function
@@ -47,6 +47,7 @@ class EquinoxTarget(Target):
     helpers: ClassVar[Sequence[types.ModuleType]] = (
         equinox_layers, pools, recurrent, weights, derivatives, rows, functions, distributions,
     )  # fmt: skip
+    scans = scans
     library: ClassVar[Sequence[types.ModuleType]] = (library, target_transformers)
     imports: ClassVar[Mapping[str, str]] = {
         "eqx": "import equinox as eqx", "Callable": "from collections.abc import Callable",
@@ -130,6 +131,13 @@ class EquinoxTarget(Target):
         array, rate, training = given
         return expr("eqx.nn.Dropout({1})({0}, key={2}, inference={3})",
                     array, rate, self.key(file, function), fold(negate(training)))  # fmt: skip
+
+    def keys_of_scan(self, function: Function, lines: list[str]) -> tuple[str, list[str], str]:
+        """Returns a key for each block, of which its body splits off those that it needs."""
+        key = _name_of_key(function)
+        if not any(_KEYS in line for line in lines):
+            return f", {key}", [], ""
+        return f", {key}", [f"keys = Keys({key})"], f", {_KEYS}"
 
     def read(self, array: ast.expr, value: Any, *, constructs: bool) -> ast.expr:
         """Returns an array, without a gradient if it is not trained."""

@@ -13,7 +13,7 @@ from torch import nn
 from fmapper.translation import expr, text
 from fmapper_adapters.flax.translation.build import open_file
 from fmapper_adapters.flax.translation.dialect import FlaxDialect
-from fmapper_translate.flax import encoders, recurrent, transformers, weights
+from fmapper_translate.flax import encoders, recurrent, scans, transformers, weights
 from fmapper_translate.flax import layers as flax_layers
 from fmapper_translate.flax.table import LAYERS
 from fmapper_translate.functions import Function
@@ -47,6 +47,7 @@ class FlaxTarget(Target):
         rows,
         functions,
     )
+    scans = scans
     library: ClassVar[Sequence[types.ModuleType]] = (transformers, target_transformers)
     imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
     dialect = FlaxDialect

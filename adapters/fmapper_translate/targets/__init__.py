@@ -11,6 +11,7 @@ idioms         operations with the sizes of the source
 derivatives    operations with a derivative of their own
 distributions  distributions of random numbers
 rows           rows that are picked by values
+scans          arrays of stacked blocks
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Target(ABC):
         walk: The function that yields all modules in one, with their paths.
         layers: The table of layers.
         helpers: The modules whose definitions a file takes along.
+        scans: The module whose definitions a file that scans takes along, before others.
         library: The modules with the counterparts of a library's infrastructure.
         imports: Names -> the statements that import them.
         dialect: The printers of operations.
@@ -70,6 +72,7 @@ class Target(ABC):
     walk: ClassVar[str]
     layers: ClassVar[Layers]
     helpers: ClassVar[Sequence[types.ModuleType]]
+    scans: ClassVar[types.ModuleType]
     library: ClassVar[Sequence[types.ModuleType]]
     imports: ClassVar[Mapping[str, str]]
     dialect: ClassVar[type[JaxDialect]]
@@ -138,6 +141,10 @@ class Target(ABC):
     @abstractmethod
     def open(self, net: types.ModuleType, name: str, weights: Mapping[str, Any]) -> Any:
         """Returns a file's model in evaluation: its arrays, and the function that takes them."""
+
+    def keys_of_scan(self, function: Function, lines: list[str]) -> tuple[str, list[str], str]:
+        """Returns the random keys of a scan's body: a parameter, first lines, and an argument."""
+        return "", [], ""
 
     def draw(self) -> ast.expr:
         """Returns the code for a random key when a model is made."""

@@ -278,10 +278,7 @@ class File(ABC):
             NotTranscribed: A function of the source has no counterpart.
         """
         while True:
-            for _ in range(2):  # arguments add classes, and classes fields of these
-                self._example = text(self.call(type(self.model), args, kwargs))
-                code = self.print(title)
-            example = text(self.call(type(self.model), args, kwargs))
+            code, example = self.write_once(title, args, kwargs)
             wrong = differ(code, example)
             if not wrong:
                 return code, example
@@ -289,6 +286,15 @@ class File(ABC):
                 reasons = f"{self.distrusted[function]}; by its operations {wrong[function]}"
                 raise NotTranscribed(f"{function.label}: {reasons}")
             self.distrusted |= wrong
+
+    def write_once(
+        self, title: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[str, str]:
+        """Returns the file, and the code that makes its model, without running them."""
+        for _ in range(2):  # arguments add classes, and classes fields of these
+            self._example = text(self.call(type(self.model), args, kwargs))
+            code = self.print(title)
+        return code, text(self.call(type(self.model), args, kwargs))
 
     def call(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ast.expr:
         """Returns the call of the constructor of a class of the model."""
@@ -353,7 +359,7 @@ class File(ABC):
             document = library.shorten(document)
         if document:
             blocks.append(textwrap.indent(quote(document), "    "))
-        constants = []
+        constants = [f"    {row}" for row in self._more_constants(cls)]
         for node in tree.body:
             name = name_of(node)
             if isinstance(getattr(cls, name, None), _PLAIN) and self._is_read(cls, name):
@@ -371,6 +377,14 @@ class File(ABC):
         blocks += methods
         bases = ", ".join(filter(None, map(self._base, cls.__bases__)))
         return f"class {cls.__name__}({bases}):\n" + ("\n\n".join(blocks) or "    pass")
+
+    def scan_of(self, statements: Statements, function: Function, loop: ast.For) -> list[str]:
+        """Returns a loop as a scan; nothing if it stays a loop."""
+        return []
+
+    def _more_constants(self, cls: type) -> list[str]:
+        """Returns settings of a class that the source does not have."""
+        return []
 
     def _fields(self, cls: type) -> list[str]:
         """Returns the declarations of the attributes of a class, known when its methods are."""
@@ -421,6 +435,8 @@ class File(ABC):
             return None
         made: Any = next((vars(item)[own] for item in self.helpers if own in vars(item)), None)
         if getattr(made, "__module__", "") not in {item.__name__ for item in self.helpers}:
+            return None
+        if getattr(made, "__name__", own) != own:  # which a module has under another name
             return None
         rows = inspect.getsource(made).replace("  # fmt: skip", "").splitlines()
         code = "\n".join(row.partition("  # type: ignore")[0] for row in rows)

@@ -313,6 +313,10 @@ class Statements:
         yield text(self.code(call))
 
     def _for(self, node: ast.For) -> Iterator[str]:
+        scan = self._file.scan_of(self, self._function, node)
+        if scan:
+            yield from scan
+            return
         yield f"for {bare(self._target(node.target))} in {bare(self.code(node.iter))}:"
         yield from self._inner(node.body)
         if node.orelse:

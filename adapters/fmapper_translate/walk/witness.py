@@ -120,6 +120,8 @@ class Watch:
         wrong = set()
         for function, results in self.results.items():
             runs, is_picked = recorded[function], has_rows and function in called
+            if len(results) != len(runs) and any(result is UNSEEN for result in results):
+                continue  # the body of a scan runs once for several calls
             if is_picked:
                 runs = [run for run in runs if _has_numbers(run.snapshot, numbers)]
             kept = [x for x in results if not is_picked or _has_numbers(x, numbers)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.models import Models
@@ -33,6 +35,7 @@ def build_transcribed(
     check: bool,
     arguments: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = "auto",
+    scan: bool = False,
 ) -> Any:
     """Returns a model of a file in the words of its source, with the arrays of that.
 
@@ -49,6 +52,7 @@ def build_transcribed(
             the call does.
         arguments: What its constructor was given, by name; None to find it.
         dynamic_shapes: At which sizes functions of the file are compared; see `source`.
+        scan: Whether blocks are called by scans.
 
     Raises:
         ConversionError: It cannot be written so, or differs; says what and where.
@@ -112,38 +116,58 @@ def _weights(
     theirs = arrays_by_name(model)
     with warnings.catch_warnings(action="ignore"):  # of what narrows dtypes, as the file does
         moved = mover_to(target)(theirs, strict=False)
-    places: dict[int, Place] = {}
+    held: dict[int, tuple[str, tuple[int, ...]]] = {}
     aliases = dict(found.aliases)
     for path, array, axes in found.places(made, space):
         name = found.aliases.get(path, path)
-        if name not in found.weights:  # a second path to a part, which the source does not have
+        if _block(name, itertools.repeat(0)) not in found.weights:
+            continue  # a second path to a part, which the source does not have
+        if id(array) in held:
+            if name != held[id(array)][0]:
+                aliases[name] = held[id(array)][0]
             continue
-        if id(array) in places:
-            if name != places[id(array)].name:
-                aliases[name] = places[id(array)].name
-            continue
-        shape = tuple(array.shape)
-        if axes:
-            shape = tuple(shape[axes.index(axis)] for axis in range(len(axes)))
-        places[id(array)] = Place(name, tuple(axes) if axes else None, shape)
-        if moved[name].dtype != array.dtype:
-            raise ConversionError(
-                f"{type(model).__name__}: {name} is of {theirs[name].dtype}, and the file has it "
-                f"in {array.dtype}"
-            )
-    arrays = {}
-    for name, (_, array) in named_arrays(made).items():
-        if id(array) in places:
-            arrays[name] = places[id(array)]
-        elif name in theirs and tuple(moved[name].shape) == tuple(array.shape):  # not saved
-            arrays[name] = Place(name, None, tuple(array.shape))
+        held[id(array)] = name, tuple(axes or ())
+    weights = Weights(scanned={_own(path, found.scans): n for path, n in found.scans.items()})
+    for own, (_, array) in named_arrays(made).items():
+        for part, at in weights.blocks_of(own):
+            shape = tuple(array.shape)[len(at) :]
+            if id(array) not in held:
+                name = _BLOCK.sub(r".\1.", part)
+                if name in theirs and tuple(moved[name].shape) == shape:  # not saved
+                    weights.arrays[part] = Place(name, None, shape)
+                continue
+            name, axes = held[id(array)]
+            name, axes = _block(name, at), tuple(axis - len(at) for axis in axes[len(at) :])
+            if axes:
+                shape = tuple(shape[axes.index(axis)] for axis in range(len(axes)))
+            weights.arrays[part] = Place(name, axes or None, shape)
+            if moved[name].dtype != array.dtype:
+                raise ConversionError(
+                    f"{type(model).__name__}: {name} is of {theirs[name].dtype}, and the file has "
+                    f"it in {array.dtype}"
+                )
     skipped = transient_in(model)
-    weights = Weights(
-        arrays,
-        aliases=aliases,
-        transient=[name for name, array in theirs.items() if id(array) in skipped],
-        origin=source.origin_of(model),
-    )
-    held = {id(theirs[place.name]) for place in arrays.values()}
-    weights.keep_rest({name: moved[name] for name, x in theirs.items() if id(x) not in held})
+    weights.aliases, weights.origin = aliases, source.origin_of(model)
+    weights.transient = [name for name, array in theirs.items() if id(array) in skipped]
+    known = {id(theirs[place.name]) for place in weights.arrays.values()}
+    weights.keep_rest({name: moved[name] for name, x in theirs.items() if id(x) not in known})
     return weights
+
+
+_BLOCK = re.compile(r"\.(\d+)\.block\.")  # of a stack, whose arrays are those of one block
+
+
+def _block(name: str, numbers: Iterable[int]) -> str:
+    """Returns the name in the source of an array of one block, for the `*` of a stack."""
+    for number in itertools.islice(numbers, name.count("*")):
+        name = name.replace("*", str(number), 1)
+    return name
+
+
+def _own(path: str, scans: Mapping[str, int]) -> str:
+    """Returns the path in a model of a list of the source that is a stack there."""
+    steps = path.split(".")
+    own: list[str] = []
+    for at, step in enumerate(steps):
+        own += [step, "block"] if ".".join(steps[:at]) in scans else [step]
+    return ".".join(own)
