@@ -304,6 +304,8 @@ class Expressions(walk.Expressions):
             if changes or not fallback.runs_on_host(self.file.recording, function):
                 return call
             return ast.Call(expr("on_host"), [call.func, *call.args], call.keywords)
+        if callee is inspect.signature and self.file.target.is_tree:
+            raise Unnamed("a signature, which keys for random numbers change")
         if callee is isinstance and event is not None:
             return calls.isinstance_(self, node)
         if isinstance(node.func, ast.Attribute) and self.file.layers.is_forward(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from fmapper.backends.arrays import Arrays
@@ -103,13 +103,20 @@ def load_state(
     of_model = _by_source(tree) if source else weights_of(tree)
     if of_model is not None:
         arrays, back = of_model
-        filled: T = back(_load(arrays, state, strict, tree))
+        unsaved = _unsaved_by_source(tree, arrays) if source and strict else frozenset()
+        filled: T = back(_load(arrays, state, strict, tree, unsaved))
         return filled
     return _load(tree, state, strict, tree)
 
 
-def _load(tree: T, state: Mapping[str, Any], strict: bool, like: Any) -> T:
-    """Loads a state into a tree: the model `like`, or a dict of its arrays."""
+def _load(
+    tree: T,
+    state: Mapping[str, Any],
+    strict: bool,
+    like: Any,
+    unsaved: Collection[str] = (),
+) -> T:
+    """Loads a state, which need not have what is unsaved, into the model `like` or its arrays."""
     named = named_arrays(tree)
     problems = left_over(tree, state, named, strict)
     if strict:
@@ -119,7 +126,7 @@ def _load(tree: T, state: Mapping[str, Any], strict: bool, like: Any) -> T:
         problems += [
             f"{name}: missing from the state"
             for name in missing
-            if id(named[name][1]) not in transient
+            if id(named[name][1]) not in transient and name not in unsaved
         ]
     steps: dict[Any, tuple[str, Link, Route]] = {}
     places: dict[Any, Any] = {}
@@ -231,6 +238,15 @@ def _by_source(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
         f"{type(tree).__name__} has no other names for its arrays: only models from "
         "convert do. Omit source=True."
     )
+
+
+def _unsaved_by_source(tree: Any, arrays: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the arrays that the state dict of a structured model's source leaves out."""
+    for adapter in adapters(Models):
+        weights = adapter.source_weights(tree, transient=False)
+        if weights is not None:
+            return frozenset(arrays.keys() - weights[0].keys())
+    return frozenset()
 
 
 def _other_shape(adapter: Arrays, old: Any, source: Arrays, new: Any) -> str | None:

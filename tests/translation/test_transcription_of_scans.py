@@ -185,7 +185,7 @@ def test_a_loop_over_blocks_is_a_scan(to):
     model = Net()
     found = transcribe(model, INPUTS, target=to, scan=True)
     assert "self.blocks.scan(call_blocks, x" in found.code
-    assert "for block in" not in found.code
+    assert "for block in self" not in found.code
     made, arrays = run(found, model, INPUTS, to)
     if to == "flax":
         made.eval()
@@ -238,16 +238,17 @@ def test_each_block_can_be_rematerialised():
 
 @pytest.mark.nightly
 def test_a_structured_model_has_the_names_of_the_source():
-    for make, inputs, scans in (MODELS["sequence"], MODELS["stages"]):
+    for make, inputs, _ in (MODELS["sequence"], MODELS["stages"]):
         model = make().eval()
         made = fmapper.convert(model, "flax", inputs, structure=True, scan=True)
         assert "transcribed from" in fmapper.source(made)
         theirs = model.state_dict()
         named = fmapper.state(made, source=True)
-        assert set(named) == {name for name in theirs if scans and "num_batches" not in name} | {
-            name for name in named if "num_batches" in name
+        assert set(named) == set(theirs)
+        changed = {
+            name: array + array.is_floating_point()  # no count: the program has none
+            for name, array in theirs.items()
         }
-        changed = {name: array + 1 for name, array in theirs.items()}
         filled = fmapper.load_state(made, changed, source=True)
         for name, array in fmapper.state(filled, source=True).items():
             np.testing.assert_array_equal(np.asarray(array), changed[name].numpy())

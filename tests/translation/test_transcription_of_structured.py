@@ -90,6 +90,8 @@ def test_a_module_of_torch_keeps_words_names_and_ties():
     assert back.second.weight is back.table.weight
     assert torch.equal(back.first.weight, model.first.weight + 1)
     there = fmapper.load_state(made, fmapper.state(back), source=True)
+    assert "scale" not in back.state_dict()
+    fmapper.load_state(made, dict(back.state_dict()), source=True)
     given = torch.from_numpy(X)
     assert np.allclose(there(X, shift=1.0), back.eval()(given, shift=1.0).detach(), atol=1e-5)
 

@@ -42,14 +42,16 @@ class Stack(eqx.Module):
         Returns what it carries in the end, and what it gave each time, stacked.
         """
         arrays, rest = eqx.partition(self.block, eqx.is_array)
-        count = jax.tree.leaves(arrays)[0].shape[0]
-        keys = None if key is None else jax.random.split(key, count)
+        keys = None if key is None else jax.random.split(key, len(self))
 
         def call(carry, given):
             block, key = given
             return body(carry, eqx.combine(block, rest), key)
 
         return jax.lax.scan(call, carry, (arrays, keys), length)
+
+    def __len__(self):
+        return len(jax.tree.leaves(eqx.filter(self.block, eqx.is_array))[0])
 
     def __call__(self, x, *, key=None):
         def body(x, block, key):

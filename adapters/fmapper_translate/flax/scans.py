@@ -43,6 +43,9 @@ class Stack(nnx.Module):
             body, length=length, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0)
         )(carry, self.block)  # fmt: skip
 
+    def __len__(self):
+        return len(jax.tree.leaves(nnx.state(self.block))[0])
+
     def __call__(self, x):
         return self.scan(lambda x, block: (block(x), None), x)[0]
 

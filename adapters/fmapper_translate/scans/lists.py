@@ -94,10 +94,12 @@ def _add_loops(file: File, function: Function, of: dict[int, Lists]) -> None:
 
 
 def _loop(node: ast.AST, above: dict[ast.AST, ast.AST], events: Any) -> ast.AST | None:
-    """Returns the loop over a list that an expression is, or its call; None for another use."""
+    """Returns the loop over a list that an expression is, or its call or length; else None."""
     parent = above[node]
     match parent:
         case ast.Call(func) if func is node:  # a sequence
+            return parent
+        case ast.Call(ast.Name("len"), [_], []):
             return parent
         case ast.Subscript(slice=ast.Slice(lower=None, step=None)):
             owners = [event.value for event in events[node]]
