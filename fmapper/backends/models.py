@@ -228,17 +228,16 @@ class Models(Framework):
         """
         raise ConversionError(f"models of {self.name} cannot be recorded")
 
-    def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
+    def translate(self, program: Program, *, modes: bool = False) -> Any:
         """Writes a program that was recorded with `parts` as source code, a `Source`.
 
         Args:
             program: The program.
-            scan: Whether to write repeated blocks as one block with stacked arrays, in a scan.
             modes: Whether its `evaluation` differs, so that the code branches on the mode.
         """
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 
-    def build(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
+    def build(self, program: Program, *, modes: bool = False) -> Any:
         """Builds a model of the classes that `translate` writes, with the program's arrays."""
         raise ConversionError(f"models cannot be written as source code for {self.name}")
 

@@ -103,6 +103,8 @@ def translate(
                 loaded, to, args, given, dynamic_shapes=shapes, train=train, scan=scan
             )
     except ConversionError as error:
+        if scan:
+            raise
         print(f"written by its operations, not in the words of its source: {error}")
     else:
         code, title = found.whole, found.name
@@ -111,9 +113,12 @@ def translate(
             print(f"for evaluation only: {found.only_evaluation}")
         for function, reason in found.fallen.items():
             print(f"{function} is written by its operations: {reason}")
-        _print_scans(found)
+        for path, count in found.scans.items():
+            print(f"{path}: {count} blocks are one, called by a scan")
+        for path, reason in found.not_scanned.items():
+            print(f"{path} is not scanned: {reason}")
     if proof is None:
-        code, proof, title = _write_operations(loaded, to, args, given, shapes, train, scan=scan)
+        code, proof, title = _write_operations(loaded, to, args, given, shapes, train)
     if not proof:
         print(f"fmapper translate: {out} was not written: {title} differs", file=sys.stderr)
         return 1
@@ -131,8 +136,6 @@ def _write_operations(
     kwargs: Any,
     shapes: Any,
     train: bool | None,
-    *,
-    scan: bool,
 ) -> tuple[str, Proof, str]:
     """Returns the file from the recorded operations of a model, its proof, and its class."""
     from fmapper.translation.source import check_trains, translate_for_evaluation, translate_proved
@@ -141,12 +144,12 @@ def _write_operations(
     reason = ""
     proof: Proof | None
     if train is None:
-        source, proof, reason = translate_proved(model, to, args, kwargs, shapes, scan=scan)
+        source, proof, reason = translate_proved(model, to, args, kwargs, shapes)
     elif train:
-        source, _, proof = run(model, to, args, kwargs, shapes, True, proved=True, scan=scan)
+        source, _, proof = run(model, to, args, kwargs, shapes, True, proved=True)
         check_trains(source)
     else:
-        source, proof = translate_for_evaluation(model, to, args, kwargs, shapes, scan=scan)
+        source, proof = translate_for_evaluation(model, to, args, kwargs, shapes)
     assert proof is not None
     held, whole = source.layers
     print(f"{source.name}: {proof}")
@@ -159,13 +162,4 @@ def _write_operations(
         print(f"a size does not vary: {sentence}")
     for part, reason in source.dissolved.items():
         print(f"{part} has no code of its own: {reason}")
-    _print_scans(source)
     return source.code, proof, source.name
-
-
-def _print_scans(source: Any) -> None:
-    """Prints which lists of blocks a file has as one, and why others are not."""
-    for path, count in source.scans.items():
-        print(f"{path}: {count} blocks are one, called by a scan")
-    for path, reason in source.not_scanned.items():
-        print(f"{path} is not scanned: {reason}")

@@ -270,7 +270,7 @@ def convert_with_arrays(
                     model, source, *call, train=train, check=check, **words
                 )
         except ConversionError as error:
-            if arguments is not None:
+            if arguments is not None or words["scan"]:
                 raise
             reason = str(error)
     settings: dict[str, Any] = {"train": train, "check": check, "strict": strict}

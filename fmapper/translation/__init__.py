@@ -45,7 +45,6 @@ from fmapper.translation.reading.structured import build_transcribed
 from fmapper.translation.reading.weights import arrays_from_source, source_weights
 from fmapper.translation.scans.derivatives import Derived
 from fmapper.translation.scans.derived_functions import Functions
-from fmapper.translation.scans.loop import Loop
 from fmapper.translation.source_file import Source
 from fmapper.translation.units import Structure, Unit, is_of_library, local_array
 from fmapper.translation.writer import write

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fmapper.translation.functions.forms import Statement
     from fmapper.translation.printing import Printer
     from fmapper.translation.scans.derivatives import Derived
-    from fmapper.translation.scans.loop import Loop
     from fmapper.translation.units import Structure, Unit
 
 
@@ -138,19 +137,6 @@ class Dialect(ABC):
     def mapping(self, made: Mapping[str, ast.expr]) -> ast.expr | None:
         """Returns the code for submodules by name, as attributes; None where that needs a class."""
         return None
-
-    def stack_blocks(self, made: ast.expr, count: int) -> ast.expr:
-        """Returns the code for equal blocks as one, whose arrays are stacked.
-
-        Args:
-            made: The code that makes a block.
-            count: How many there are.
-        """
-        raise NotImplementedError
-
-    def scan(self, loop: Loop) -> list[str]:
-        """Returns the statements that call such blocks one after the other."""
-        raise NotImplementedError
 
     @abstractmethod
     def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:

@@ -61,8 +61,7 @@ def weights_of(draft: Any) -> Weights:
     }
     slices = getattr(draft.dialect, "slices", {})
     beside = program.stacks, program.aliases, program.transient
-    scanned = draft.scans.by_state_name()
-    return Weights(arrays, slices, *beside, origin=program.origin, scanned=scanned)
+    return Weights(arrays, slices, *beside, origin=program.origin)
 
 
 def tables_of(draft: Any) -> Loading:

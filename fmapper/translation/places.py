@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fmapper.programs.program import refs_in
 from fmapper.programs.reading.titles import class_name
 from fmapper.programs.treespec import Ref
-from fmapper.translation.code import attribute_name, identifier
+from fmapper.translation.code import identifier
 from fmapper.translation.naming import singular
 from fmapper.translation.units import Structure, Unit, is_own, local_array
 
@@ -180,26 +180,6 @@ def _as_tuples(value: Any) -> Any:
 def class_at(program: Program, path: str) -> str:
     """Returns the name of the source's class of a submodule."""
     return program.types.get(path, "").rpartition(".")[2]
-
-
-def lists_below(
-    node: Node, is_list: Callable[[Node], bool], program: Program
-) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """Maps the lists in a submodule to the number and the classes of their items."""
-    lengths: dict[str, int] = {}
-    titles: dict[str, list[str]] = {}
-
-    def visit(one: Node, code: str) -> None:
-        for key, child in one.children.items():
-            inner = f"{code}[{key}]" if key.isdigit() else f"{code}.{attribute_name(key)}"
-            if is_list(child):
-                lengths[inner] = 1 + max(map(int, child.children))
-                paths = [f"{child.path}.{i}" for i in range(lengths[inner])]
-                titles[inner] = [class_at(program, one) for one in paths]
-            visit(child, inner)
-
-    visit(node, "self")
-    return lengths, titles
 
 
 def at_place(steps: Iterable[str]) -> str:

@@ -107,13 +107,13 @@ def source(
     try:
         return write(model, to, *given, scan=scan)[0].whole
     except OtherPairError:
-        if arguments is not None:
+        if scan or arguments is not None:
             raise
     except ConversionError as error:
-        if arguments is not None:
+        if scan or arguments is not None:
             raise
         reason = str(error)
-    code = _write_operations(model, to, example_inputs, example_kwargs, dynamic_shapes, train, scan)
+    code = _write_operations(model, to, example_inputs, example_kwargs, dynamic_shapes, train)
     return _with_reason(code, reason)
 
 
@@ -129,7 +129,6 @@ def _write_operations(
     example_kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
     train: bool,
-    scan: bool,
 ) -> str:
     """Returns the file from the recorded operations of a model."""
     given = (example_inputs, example_kwargs or {}, dynamic_shapes, train)
@@ -138,7 +137,7 @@ def _write_operations(
     ways = _ways(to, train=train)
     proved = "evaluation" if train else "modes" if len(ways) > 1 else False
     for modes in ways:
-        settings: dict[str, Any] = {"scan": scan, "modes": modes, "known": recorded}
+        settings: dict[str, Any] = {"modes": modes, "known": recorded}
         try:
             found, _, proof = translate(model, to, *given, proved=proved, **settings)
         except ConversionError as error:
@@ -154,7 +153,7 @@ def _write_operations(
             return format_code(found.code)
         differs = proof
     if not train:
-        return format_code(translate(model, to, *given, alone=True, scan=scan)[0].code)
+        return format_code(translate(model, to, *given, alone=True)[0].code)
     raise ConversionError(
         f"{type(model).__name__}: what it does in evaluation is another program than what it "
         f"does in training ({differs}), and a file has one for both. Use train=False"
@@ -345,8 +344,6 @@ def translate_proved(
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = "auto",
-    *,
-    scan: bool = False,
 ) -> tuple[Source, Proof, str]:
     """Translates and proves a model for both modes, or for evaluation alone.
 
@@ -364,9 +361,7 @@ def translate_proved(
     reason = ""
     for modes in _ways(to, train=True):
         try:
-            source, _, proof = translate(
-                *given, True, proved=True, scan=scan, modes=modes, known=known
-            )
+            source, _, proof = translate(*given, True, proved=True, modes=modes, known=known)
         except ConversionError as error:
             reason = str(error)
             break
@@ -376,7 +371,7 @@ def translate_proved(
         reason = str(proof)
         if not proof.holds("train"):
             break
-    source, proof = translate_for_evaluation(*given, scan=scan)
+    source, proof = translate_for_evaluation(*given)
     return source, proof, reason
 
 
@@ -386,8 +381,6 @@ def translate_for_evaluation(
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = "auto",
-    *,
-    scan: bool = False,
 ) -> tuple[Source, Proof]:
     """Translates and proves a model for evaluation, and for training where one program is both.
 
@@ -395,9 +388,9 @@ def translate_for_evaluation(
         ConversionError: It cannot be recorded or written for evaluation; or it does not run.
     """
     given = (model, to, args, kwargs, dynamic_shapes, False)
-    source, program, proof = translate(*given, proved=True, scan=scan)
+    source, program, proof = translate(*given, proved=True)
     if not proof and program.evaluation is not None:
-        source, _, proof = translate(*given, proved=True, scan=scan, alone=True)
+        source, _, proof = translate(*given, proved=True, alone=True)
     assert proof is not None
     return source, proof
 
@@ -411,7 +404,6 @@ def translate(
     train: bool = False,
     *,
     proved: bool | str = False,
-    scan: bool = False,
     modes: bool = False,
     alone: bool = False,
     known: dict[bool, Program] | None = None,
@@ -457,7 +449,7 @@ def translate(
         if modes and target.writes_modes == "layers":
             shapes = dynamic_shapes if program.symbols else None
             program = replace(program, evaluation=record(shapes, only_layers=True))
-        found: Source = target.translate(program, scan=scan, modes=modes)
+        found: Source = target.translate(program, modes=modes)
         return found
 
     with step(f"translating {type(model).__name__} to {to}") as say:

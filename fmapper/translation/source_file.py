@@ -25,8 +25,6 @@ class Source:
         lacks_training: Why it is for evaluation alone, though the program for training is known.
         parameters: What the model takes there.
         positional: Those for what the example gave by position; empty for what it does not take.
-        scans: Lists of blocks that are one module, called by a scan -> how many blocks those are.
-        not_scanned: Other lists, where scans were asked for -> the reason.
         leaves: Parameters for arrays in an object that the model is given, as a state -> which
             of all arrays it is.
         objects: Parameters for objects of records of the file, or with such -> their structure.
@@ -41,8 +39,6 @@ class Source:
     modes: tuple[str, ...] = ("eval",)
     parameters: tuple[str, ...] = ()
     positional: tuple[str, ...] = ()
-    scans: Mapping[str, int] = field(default_factory=dict)
-    not_scanned: Mapping[str, str] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
     leaves: Mapping[str, int] = field(default_factory=dict)
     objects: Mapping[str, Any] = field(default_factory=dict)

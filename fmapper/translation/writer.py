@@ -13,7 +13,6 @@ from fmapper.translation.classes import Classes, Method, Sketch, combine_modes, 
 from fmapper.translation.code import attribute_name, expr, identifier, literal, text
 from fmapper.translation.functions import changes, results
 from fmapper.translation.functions.bodies import BodyWriter
-from fmapper.translation.functions.collect import collect
 from fmapper.translation.functions.forms import Body, Form, objects_in
 from fmapper.translation.functions.keys import attributes_for, units_that_draw
 from fmapper.translation.functions.parameters import (
@@ -33,17 +32,14 @@ from fmapper.translation.places import (
     differs_by_module,
     is_chain,
     is_item,
-    lists_below,
     place_of_layer,
     size_of_array,
     title_of,
 )
-from fmapper.translation.scans.blocks import Scans
-from fmapper.translation.scans.loops import with_loops
 from fmapper.translation.source_file import Source
 from fmapper.translation.statements.shared_values import with_own_values
 from fmapper.translation.ties import fill_tied, ties_below
-from fmapper.translation.units import Unit, dissolve, structure_of, uses_of, with_inner
+from fmapper.translation.units import Unit, structure_of, uses_of, with_inner
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
@@ -53,7 +49,6 @@ def write(
     program: Program,
     dialect: Dialect,
     *,
-    scan: bool = False,
     evaluation: Program | None = None,
 ) -> Source:
     """Writes a program with its parts as source code.
@@ -61,16 +56,15 @@ def write(
     Args:
         program: The program.
         dialect: The dialect of the target.
-        scan: Write blocks that repeat as one with stacked arrays, and their loop as a scan.
         evaluation: What the model does in evaluation, where that is another program.
 
     Raises:
-        ConversionError: There is something in it that cannot be written, or to be scanned.
+        ConversionError: There is something in it that cannot be written.
     """
-    writer = _Writer(program, dialect, scan=scan)
+    writer = _Writer(program, dialect)
     writer.write_bodies()
     if evaluation is not None:
-        writer.evaluation = other = _Writer(evaluation, dialect, scan=False)
+        writer.evaluation = other = _Writer(evaluation, dialect)
         other.records, other.fixed = writer.records, writer.owners
         other.drawing = units_that_draw(writer.structure, writer.forms)
         other.write_bodies()
@@ -78,7 +72,7 @@ def write(
 
 
 class _Writer:
-    def __init__(self, program: Program, dialect: Dialect, *, scan: bool) -> None:
+    def __init__(self, program: Program, dialect: Dialect) -> None:
         self.program = program = with_own_values(program, dialect.draws)
         self.dialect = dialect
         self.structure = structure_of(program)
@@ -91,7 +85,6 @@ class _Writer:
         self.sequences: dict[str, int] = {}  # their paths -> how many parts they have
         self.places: dict[str, str] = {}  # calls that are layers -> where those are
         self.loaded: set[str] = set()  # arrays that the file does not have the values of
-        self.scans = Scans(self, wanted=scan)
         self.evaluation: _Writer | None = None  # of another program for evaluation
         self.fixed: Mapping[str, Any] | None = None  # what training has the arrays of layers as
         self.drawing: frozenset[tuple[str, str]] = frozenset()  # what takes keys in training
@@ -143,10 +136,7 @@ class _Writer:
                 for inner in called
             )
             chains = alone and all(is_chain(self.structure, unit) for unit in units)
-            if chains and self.scans.takes_sequence(units, self.sequences):
-                for unit in units:
-                    dissolve(unit)
-            elif chains and self.dialect.has_sequences:
+            if chains and self.dialect.has_sequences:
                 own = {*called, *(key for key in self.program.types if is_item(key, path))}
                 self.sequences[path] = 1 + max(int(key.rpartition(".")[2]) for key in own)
                 for unit in units:
@@ -262,14 +252,13 @@ class _Writer:
             cls = known.add(self._sketch_modes(node, made))
             made[node.path] = self.dialect.make(cls)
         *_, root = classes = known.all()
-        self.scans.refuse_none()
         code = self.dialect.file(self, classes, root)
         modes = ("eval", "train") if self.program.train else ("eval",)
         weights, inside = weights_of(self), self._in_layers()
         own = self.forms[id(self.structure.root)].arguments
         names = tuple(one.name for one in own), by_position(self.structure.root, own)
-        dissolved, scans = self.structure.dissolved, (self.scans.counts, self.scans.reasons())
-        found = Source(code, root.name, weights, inside, dissolved, modes, *names, *scans)
+        dissolved = self.structure.dissolved
+        found = Source(code, root.name, weights, inside, dissolved, modes, *names)
         found.leaves = leaves_in_objects(self.structure, own)
         found.objects = {one.name: one.structure for one in own if any(objects_in(one.structure))}
         return found
@@ -323,19 +312,15 @@ class _Writer:
         for key, child in node.children.items():
             sketch.made.append((attribute_name(key), self._make(child, made)))
         sketch.made += attributes_for(self.bodies.get(node.path, []))
-        written = self.scans.rewrite(node, made)
-        for (method, body), code in zip(self.bodies.get(node.path, []), written, strict=True):
-            own, lines = with_masks(self.program.ones_like, body.parameters, code, self.dialect)
+        for method, body in self.bodies.get(node.path, []):
+            taken = self.program.ones_like, body.parameters, body.lines()
+            own, lines = with_masks(*taken, self.dialect)
             keys = ("key=None",) if "*" in own else ("*", "key=None")
             given = (*own, *(keys if body.randoms else ()))
             made_of = (given, lines, [*body.shapes], body.comments)
             sketch.methods.append(Method(method or "__call__", *made_of))
         sketch.ties = self._ties(node)
         return sketch
-
-    def with_loops(self, node: Node, lines: list[str]) -> list[str]:
-        """Returns the statements of a method with those on the parts of a list in loops."""
-        return with_loops(collect(lines), *self._lists(node), has_sums=not self.scans.are_wanted)
 
     def _make(self, node: Node, made: Mapping[str, ast.expr]) -> ast.expr:
         if node.layer is not None:
@@ -347,9 +332,6 @@ class _Writer:
         if node.path in self.sequences:
             return self.dialect.sequence(self._items(node, self.sequences[node.path], made))
         if self._is_list(node):
-            if self.scans.decide(node, made):
-                first = self._make(node.children["0"], made)
-                return self.dialect.stack_blocks(first, len(node.children))
             items = self._items(node, 1 + max(map(int, node.children)), made)
             parts = [literal(None) if item is None else item for item in items]
             are_arrays = all(child.array for child in node.children.values())
@@ -381,10 +363,6 @@ class _Writer:
         kind = "FrozenParam" if target in program.frozen else "Buffer"
         return self.dialect.frozen_array(array, kind=kind, saved=saved)
 
-    def _lists(self, node: Node) -> tuple[dict[str, int], dict[str, list[str]]]:
-        """Maps the lists in a submodule to the number and the classes of their items."""
-        return lists_below(node, self._is_list, self.program)
-
     def _ties(self, node: Node) -> list[str]:
         """Returns the statements that tie a submodule to its other paths."""
         start = len(self.place(node.path))
@@ -400,20 +378,14 @@ class _Writer:
                     found[f"{path}.{local}" if path else local] = (target, None)
         return found
 
-    def place(self, path: str, *, joined: bool = False) -> tuple[str, ...]:
-        """Returns the attributes and indices of a part's path.
-
-        Args:
-            path: The path.
-            joined: Omit the indices of blocks that are one module.
-        """
+    def place(self, path: str) -> tuple[str, ...]:
+        """Returns the attributes and indices of a part's path."""
         found: list[str] = []
         node: Node | None = self.root
         for step in path.split(".") if path else []:
             indexed = node is not None and (node.path in self.sequences or self._is_list(node))
             indexed = (indexed and node is not self.root) or node is None or node.layer is not None
-            if not joined or node is None or node.path not in self.scans.counts:
-                found.append(step if indexed else attribute_name(step))
+            found.append(step if indexed else attribute_name(step))
             node = node.children.get(step) if node is not None else None
         return tuple(found)
 

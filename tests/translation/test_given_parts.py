@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from fmapper.translation.scans.loops import with_loops
 from fmapper.translation.source import translate_proved
 
 
@@ -105,23 +104,6 @@ def test_a_sum_over_parts_is_one_loop() -> None:
     source, proof, _ = translate_proved(Skips().eval(), "flax", (torch.randn(2, 8),))
     assert proof
     source.code.partition("class Skips")[2]
-
-
-def test_a_sum_that_is_read_meanwhile_is_not_begun_anew() -> None:
-    lines = ["x, y = self.h[0](x)", "x, y_2 = self.h[1](x)", "s = y + y_2", "x, z = self.h[2](x)"]
-    for last in ("return s + y", "return s + y_2"):
-        kept = [*lines, "s = s + z", last]
-        assert with_loops(kept, {"self.h": 3}) == kept
-
-
-def test_the_first_step_of_a_loop_may_read_another_variable() -> None:
-    lines = ["h = self.m[0](p)", "h = relu(h)", "h = self.m[1](h)", "h = relu(h)"]
-    lines += ["h = self.m[2](h)", "h = relu(h)", "h = f(p, h)", "h = self.m[3](h)"]
-    lines += ["h = relu(h)", "h = self.m[4](h)", "h = relu(h)", "return h"]
-    assert "; ".join(with_loops(lines, {"self.m": 5})).replace("\n    ", " ") == (
-        "h = p; for one_m in self.m[:3]: h = one_m(h) h = relu(h); h = f(p, h); "
-        "for one_m in self.m[3:]: h = one_m(h) h = relu(h); return h"
-    )
 
 
 class Pool(nn.Module):

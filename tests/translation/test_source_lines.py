@@ -1,10 +1,9 @@
-"""Comments with the model's own lines, and loops that collect what each part gives."""
+"""Comments with the model's own lines."""
 
 import torch
 from torch import nn
 
 import fmapper
-from fmapper.translation.functions.collect import collect
 from fmapper.translation.statements.origins import quote, with_comments
 
 
@@ -44,14 +43,3 @@ def test_a_comment_stays_in_its_line():
     assert with_comments("for x in xs:\n    y = x", {"y = x": line}) == [
         f"for x in xs:\n    {line}\n    y = x"
     ]
-
-
-def test_a_result_that_is_used_otherwise_is_not_collected():
-    lasts = ("return (k, k_2), k", "return (k, k_2, x)", "return (k_2, k)", "k = 1")
-    for last in (*lasts, "return (x, k, k_2)[:, 0]", "return x[k:, k_2:]"):
-        lines = ["x, k = self.h[0](x)", "x, k_2 = self.h[1](x)", last]
-        assert collect(lines) == lines
-    lines = ["x, k = self.h[0](x)", "x, k_2 = self.h[2](x)", "return x, (k, k_2)"]
-    assert collect(lines) == lines
-    lines = ["x, k = self.h[0](x, k)", "x, k_2 = self.h[1](x, k)", "return x, (k, k_2)"]
-    assert collect(lines) == lines

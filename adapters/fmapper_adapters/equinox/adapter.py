@@ -50,10 +50,9 @@ class EquinoxAdapter(JaxModels):
                 "for Equinox there are only models with their own classes: pass structure=True. "
                 "convert(model, 'jax', ...) gives a model that is called as a whole."
             )
-        scan, modes = options.get("scan", False), options.get("modes", False)
-        return self.build(program, scan=scan, modes=modes)
+        return self.build(program, modes=options.get("modes", False))
 
-    def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Source:
+    def translate(self, program: Program, *, modes: bool = False) -> Source:
         """Returns a file for Equinox.
 
         Raises:
@@ -74,13 +73,13 @@ class EquinoxAdapter(JaxModels):
                     "training, so one file cannot hold both. Use train=False (--eval)"
                 )
         dialect = EquinoxDialect(slices, keys=keys)
-        return write(program, dialect, scan=scan, evaluation=evaluation)
+        return write(program, dialect, evaluation=evaluation)
 
-    def build(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
+    def build(self, program: Program, *, modes: bool = False) -> Any:
         """Returns the module of Equinox."""
         from fmapper_adapters.equinox.translation import build as _build
 
-        model = _build.build(program, self.translate(program, scan=scan, modes=modes))
+        model = _build.build(program, self.translate(program, modes=modes))
         has_modes = program.evaluation is not None and not program.starts_in_training
         return _build.for_evaluation(model) if has_modes else model
 

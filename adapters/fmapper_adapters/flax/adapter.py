@@ -175,12 +175,13 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
         """Returns a `FlaxModel`, or for the target `linen` a `LinenModel`."""
         from fmapper_adapters.flax import flax_model
 
-        scan, modes = options.pop("scan", False), options.pop("modes", False)
+        modes = options.pop("modes", False)
+        options.pop("scan", None)
         if options.pop("structure", False):
-            return self.build(program, scan=scan, modes=modes)
+            return self.build(program, modes=modes)
         return flax_model.from_program(program, lowerings, **options)
 
-    def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Source:
+    def translate(self, program: Program, *, modes: bool = False) -> Source:
         """Returns a file for NNX."""
         from fmapper.translation import write
         from fmapper_adapters.flax.translation.dialect import FlaxDialect
@@ -201,13 +202,13 @@ class FlaxAdapter(FlaxOptimizers, JaxModels, Nodes):
                     f"{program.name}: its arrays are split differently in evaluation and "
                     "training, so one file cannot hold both. Use train=False (--eval)"
                 )
-        return write(program, FlaxDialect(*parts), scan=scan, evaluation=evaluation)
+        return write(program, FlaxDialect(*parts), evaluation=evaluation)
 
-    def build(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
+    def build(self, program: Program, *, modes: bool = False) -> Any:
         """Returns the module of NNX."""
         from fmapper_adapters.flax.translation import build as _build
 
-        return _build.build(program, self.translate(program, scan=scan, modes=modes))
+        return _build.build(program, self.translate(program, modes=modes))
 
     def build_transcribed(self, model: Any, source: Models, *call: Any, **options: Any) -> Any:
         """Builds a model in the words of its source."""

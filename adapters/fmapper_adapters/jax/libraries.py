@@ -29,13 +29,11 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record.source import call_and_restore
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.training.facet import JaxOptimizers
-    from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes, with_key
+    from fmapper_adapters.jax.translation.dialect import JaxDialect, refuse_changes
     from fmapper_adapters.jax.translation.functions.opening import key_for
     from fmapper_adapters.jax.translation.layers import prepare_program
     from fmapper_adapters.jax.translation.layers.arrays import ProgramArrays
     from fmapper_adapters.jax.translation.layers.slices import (
-        BLOCKS_OF,
-        NAMES_OF,
         TAKE_APART,
         Slices,
         slices_by_suffix,
@@ -45,8 +43,6 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.tree import registered_type
 
 __all__ = [
-    "BLOCKS_OF",
-    "NAMES_OF",
     "TAKE_APART",
     "JaxDialect",
     "JaxModels",
@@ -69,13 +65,10 @@ __all__ = [
     "slices_by_suffix",
     "train_flags",
     "tree_source",
-    "with_key",
     "with_shared_statistics",
 ]
 
 _MODULES = {
-    "BLOCKS_OF": "translation.layers.slices",
-    "NAMES_OF": "translation.layers.slices",
     "TAKE_APART": "translation.layers.slices",
     "JaxDialect": "translation.dialect",
     "JaxOptimizers": "training.facet",
@@ -97,7 +90,6 @@ _MODULES = {
     "slices_by_suffix": "translation.layers.slices",
     "train_flags": "record",
     "tree_source": "record",
-    "with_key": "translation.dialect",
     "with_shared_statistics": "translation.layers.statistics",
 }
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Writing:
     """Models as files of functions."""
 
-    def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Source:
+    def translate(self, program: Program, *, modes: bool = False) -> Source:
         """Returns a file of functions.
 
         Raises:
@@ -30,7 +30,7 @@ class Writing:
         refuse_changes(program, "JAX")
         program, slices = prepare_program(program)
         dialect = FunctionsDialect(slices, keys=program.train or draws(program))
-        return write(program, dialect, scan=scan)
+        return write(program, dialect)
 
     def open_file(
         self, net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fmapper import ConversionError
 from fmapper.backends import Models
 from fmapper.programs.reading import origin_of_written, source_of_model
 
@@ -22,26 +21,17 @@ class Writing(Models):
 
     writes_modes: ClassVar[str] = "all"
 
-    def translate(self, program: Program, *, scan: bool = False, modes: bool = False) -> Source:
-        """Returns a file for torch.
-
-        Raises:
-            ConversionError: `scan` is set.
-        """
-        if scan:
-            raise ConversionError(
-                "scan=True (--scan) is for flax, equinox and jax, which compile the body of a scan "
-                "once. torch has no scan over modules: its blocks stay in an nn.ModuleList"
-            )
+    def translate(self, program: Program, *, modes: bool = False) -> Source:
+        """Returns a file for torch."""
         from fmapper_adapters.torch.translation import write as _write
 
         return _write.write(program, modes=modes)
 
-    def build(self, program: Program, *, scan: bool = False, modes: bool = False) -> Any:
+    def build(self, program: Program, *, modes: bool = False) -> Any:
         """Returns the module."""
         from fmapper_adapters.torch.translation import build as _build
 
-        return _build.build(program, self.translate(program, scan=scan, modes=modes))
+        return _build.build(program, self.translate(program, modes=modes))
 
     def build_transcribed(self, model: Any, source: Models, *call: Any, **options: Any) -> Any:
         """Builds a model in the words of its source."""

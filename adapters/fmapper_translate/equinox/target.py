@@ -47,7 +47,7 @@ class EquinoxTarget(Target):
     helpers: ClassVar[Sequence[types.ModuleType]] = (
         equinox_layers, pools, recurrent, weights, derivatives, rows, functions, distributions,
     )  # fmt: skip
-    scans = scans
+    scans: ClassVar[types.ModuleType] = scans
     library: ClassVar[Sequence[types.ModuleType]] = (library, target_transformers)
     imports: ClassVar[Mapping[str, str]] = {
         "eqx": "import equinox as eqx", "Callable": "from collections.abc import Callable",

@@ -47,7 +47,7 @@ class FlaxTarget(Target):
         rows,
         functions,
     )
-    scans = scans
+    scans: ClassVar[types.ModuleType] = scans
     library: ClassVar[Sequence[types.ModuleType]] = (transformers, target_transformers)
     imports: ClassVar[Mapping[str, str]] = {"nnx": "from flax import nnx"}
     dialect = FlaxDialect

@@ -18,7 +18,7 @@ from fmapper_translate.walk.errors import NotTranscribed
 if TYPE_CHECKING:
     from fmapper_translate.files import File
 
-_SETTINGS = bool | int | float | str | tuple | None
+_SETTINGS = (bool, int, float, str, tuple, type(None))
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ def lists_of(file: File) -> list[Lists]:
     of: dict[int, Lists] = {}
     for path, owner in file.model.named_modules():
         for name, child in owner.named_children():
-            is_list = type(child) in (nn.ModuleList, nn.Sequential) and len(child) > 1  # type: ignore[arg-type]
+            is_list = type(child) in (nn.ModuleList, nn.Sequential) and len(child) > 1
             if not is_list or file.layers.layer_of(type(owner)) is not None:
                 continue
             parts = list(child.children())

@@ -31,7 +31,7 @@ class Flow:
 
     block: str
     carried: tuple[str, ...]
-    collected: Mapping[str, tuple[ast.stmt, ast.expr, str]]
+    collected: Mapping[str, tuple[ast.stmt, ast.expr, tuple[str, str]]]
 
 
 def flow_of(function: Function, loop: ast.For, events: Mapping[ast.AST, Any]) -> Flow:
@@ -101,7 +101,7 @@ def _assigned(nodes: list[ast.AST]) -> Iterator[str]:
 
 def _collected(
     body: list[ast.stmt], inside: list[ast.AST], events: Mapping[ast.AST, Any]
-) -> Iterator[tuple[str, tuple[ast.stmt, ast.expr, str]]]:
+) -> Iterator[tuple[str, tuple[ast.stmt, ast.expr, tuple[str, str]]]]:
     """Returns the lists and tuples that a loop adds an array to, each in one statement.
 
     Raises:
@@ -120,7 +120,7 @@ def _collected(
                 added = ast.Tuple([value]) if same == name else None
         if not isinstance(added, ast.Tuple | ast.List) or len(added.elts) != 1:
             continue
-        value, pair = added.elts[0], "()" if isinstance(added, ast.Tuple) else "[]"
+        value, pair = added.elts[0], ("(", ")") if isinstance(added, ast.Tuple) else ("[", "]")
         uses = [node for node in inside if isinstance(node, ast.Name) and node.id == name]
         own = [node for node in ast.walk(statement) if node in uses]
         values = [event.value for event in events.get(value, ())]

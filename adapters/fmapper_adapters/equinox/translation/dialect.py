@@ -6,7 +6,6 @@ import ast
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from fmapper import ConversionError, to_numpy
@@ -14,7 +13,6 @@ from fmapper.translation import (
     Class,
     Helper,
     Layer,
-    Loop,
     Method,
     expr,
     identifier,
@@ -23,7 +21,7 @@ from fmapper.translation import (
 from fmapper_adapters.equinox.translation.helpers import HELPERS
 from fmapper_adapters.equinox.translation.layers import kind_of, restate
 from fmapper_adapters.equinox.translation.loading import frozen_parts, print_loading
-from fmapper_adapters.jax.libraries import JaxDialect, Slices, with_key
+from fmapper_adapters.jax.libraries import JaxDialect, Slices
 
 _FROZEN = "Frozen"  # marks the code of an array that is not trained
 _DRAWS = "keys()"
@@ -86,39 +84,6 @@ class EquinoxDialect(JaxDialect):
         if len(codes) > 1 and len(set(codes)) == 1:
             return expr("[{0} for _ in range({1})]", made[0], len(made))
         return ast.List(list(made), ast.Load())
-
-    def stack_blocks(self, made: ast.expr, count: int) -> ast.expr:
-        """Returns a module whose arrays are those of all blocks, stacked."""
-        block = expr(text(made).replace(_DRAWS, "key"))
-        return expr(
-            f"eqx.filter_vmap(lambda key: {{0}})(jax.random.split({_DRAWS}, {{1}}))", block, count
-        )
-
-    def scan(self, loop: Loop) -> list[str]:
-        """Returns a function for the arrays of one block, and a scan over those of all."""
-        names = {*loop.names}
-        arrays, static, key, rows = (
-            identifier(wanted, names) for wanted in ("arrays", "static", "own_key", "rows")
-        )
-        several = len(loop.owners) > 1
-        blocks = f"({', '.join(loop.owners)})" if several else loop.owners[0]
-        first = [f"{', '.join(loop.variables)} = eqx.combine({arrays}, {static})"]
-        given, row = arrays, arrays
-        if any(_DRAWS in line for line in loop.lines):
-            given = f"({arrays}, split_key({_DRAWS}, {loop.count}))"
-            row = identifier("each", names)
-            first = [f"{arrays}, {key} = {row}", *first]
-            loop = replace(loop, lines=with_key(loop.lines, key))
-        after = loop.fill(rows) if loop.results else []
-        result = f"{loop.unpack()}, {loop.row() if loop.results else None}"
-        function = loop.function([loop.state(), row], first, result)
-        target = f"{loop.unpack()}, {rows if loop.results else '_'}"
-        return [
-            f"{arrays}, {static} = eqx.partition({blocks}, eqx.is_array)",
-            function,
-            f"{target} = jax.lax.scan({loop.name}, {loop.unpack()}, {given})",
-            *after,
-        ]
 
     def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
         """Returns a `Sequential`, which is that of Equinox and takes functions, too."""

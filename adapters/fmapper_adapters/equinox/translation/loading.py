@@ -13,7 +13,7 @@ from fmapper.translation import (
     shortest_parts,
     tables_of,
 )
-from fmapper_adapters.jax.libraries import BLOCKS_OF, NAMES_OF, TAKE_APART, slices_by_suffix
+from fmapper_adapters.jax.libraries import TAKE_APART, slices_by_suffix
 
 _SOURCE = '''def source_of(model, path):
     """Returns the name of an array in the source, and the order of its dimensions there."""
@@ -73,45 +73,6 @@ _BIAS = """        if array.ndim == 1:  # the bias of a convolution has dimensio
 """
 
 
-# The same where blocks are one module, whose arrays have several names.
-_SOURCES = '''def sources_of(model, path):
-    """Returns the names of an array in the source, of each block that it has, and their orders."""
-    steps, owner, kind = [], model, None
-    for step in path:
-        if not isinstance(owner, eqx.nn.Sequential):
-            steps.append(str(getattr(step, "name", getattr(step, "idx", None))))
-        kind = type(owner)
-        owner = getattr(owner, step.name) if hasattr(step, "name") else owner[step.idx]
-    last, order = ARRAYS.get(kind, {}).get(steps[-1], (steps[-1], None))
-    return [renamed(own, last, order) for own in names_of(".".join(steps))]
-
-
-def renamed(own, last, order):
-    """Returns the name of an array in the source, and the order of its dimensions there."""
-    for ours, (theirs, other) in RENAMED.items():
-        if f".{own}".endswith(f".{ours}"):
-            return own.removesuffix(ours) + theirs, other
-    return ".".join([*own.split(".")[:-1], last]), order
-
-
-def source_of(model, path):
-    """Returns the name of an array in the source, that of the first block, and its order."""
-    return sources_of(model, path)[0]'''
-_RENAMED = """    for ours, (theirs, other) in RENAMED.items():
-        if f".{own}".endswith(f".{ours}"):
-            return own.removesuffix(ours) + theirs, other
-"""
-_READ = "    def load(path, leaf):\n        name, order = source_of(model, path)\n"
-_EACH = """        return array
-
-    def load(path, leaf):
-        sources = sources_of(model, path)
-        blocks = blocks_of(leaf, len(sources))
-        arrays = [read(block, *source) for block, source in zip(blocks, sources, strict=True)]
-        return jnp.stack(arrays).reshape(leaf.shape)
-
-    arrays, rest"""
-
 _FREEZE = """def freeze(model):
     \"\"\"Returns the model with parameters that get no gradient where they are not trained.\"\"\"
 
@@ -154,13 +115,6 @@ def print_loading(draft: Any, code: str, frozen: list[str]) -> str:
     rows = [f"    {kind}: {_table(names)}," for kind, names in known.by_class.items()]
     lines = ["ARRAYS = {", *rows, "}"] if rows else ["ARRAYS = {}"]
     source, load = _SOURCE, _LOAD
-    scans = draft.scans.table()
-    if scans:
-        lines.append(f"SCANNED = {scans!r}  # lists whose blocks are one module")
-        source = NAMES_OF + (_SOURCES if known.by_name else _SOURCES.replace(_RENAMED, ""))
-        source += BLOCKS_OF
-        load = load.replace(_READ, "    def read(leaf, name, order):\n")
-        load = load.replace("        return array\n\n    arrays, rest", _EACH)
     if frozen:
         lines += ["FROZEN = (", *(f"    {part!r}," for part in frozen), ")"]
     if known.by_name:

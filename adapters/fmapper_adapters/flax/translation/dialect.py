@@ -16,12 +16,10 @@ from fmapper.translation import (
     NOT_SAVED,
     Class,
     Helper,
-    Loop,
     Statement,
     attribute_name,
     by_suffix,
     expr,
-    identifier,
     names_beside,
     print_checks,
     shortest_parts,
@@ -29,7 +27,6 @@ from fmapper.translation import (
 )
 from fmapper_adapters.flax.translation.helpers import HELPERS
 from fmapper_adapters.jax.libraries import (
-    NAMES_OF,
     TAKE_APART,
     JaxDialect,
     Slices,
@@ -106,25 +103,6 @@ class FlaxDialect(JaxDialect):
             return None
         return expr("nnx.Dict({0})", made)
 
-    def stack_blocks(self, made: ast.expr, count: int) -> ast.expr:
-        """Returns a module whose variables are those of all blocks, stacked."""
-        return expr("stack_blocks({0}, lambda rngs: {1}, rngs)", count, made)
-
-    def scan(self, loop: Loop) -> list[str]:
-        """Returns a function for one block, with `nnx.scan`, and its call."""
-        given, axes = loop.unpack(), ", ".join(["nnx.Carry", *("0" for _ in loop.owners)])
-        target, result, out, after = given, given, "nnx.Carry", []
-        if loop.results:
-            rows = identifier("rows", loop.names)
-            result, out = f"{given}, {loop.row()}", "(nnx.Carry, 0)"
-            target, after = f"{given}, {rows}", loop.fill(rows)
-        function = loop.function([loop.state(), *loop.variables], [], result)
-        return [
-            f"@nnx.scan(in_axes=({axes}), out_axes={out})\n{function}",
-            f"{target} = {loop.name}({', '.join([given, *loop.owners])})",
-            *after,
-        ]
-
     def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
         """Returns a `Sequential`, which is an `nnx.List` that can be called."""
         parts = [expr("lambda x: x") if one is None else one for one in made]
@@ -155,7 +133,7 @@ def _frozen_parts(draft: Any) -> list[str]:
     frozen, others = [], []
     for path, (target, _) in draft._arrays().items():
         owner, _, attr = path.rpartition(".")
-        place = ".".join((*draft.place(owner, joined=True), attr))
+        place = ".".join((*draft.place(owner), attr))
         if target in program.parameters and target not in program.frozen:
             others.append(place)
         elif target in program.frozen and target in draft.owners:
@@ -240,32 +218,6 @@ _RENAMING = """            for ours, theirs in RENAMED.items():
 _TURNING = """            for end, found in ORDERS.items():
                 order = found if f".{name}".endswith(f".{end}") else order
 """
-_READING = """            known.add(name)
-            if name in given:
-                array = jnp.asarray(given[name], variable.dtype)
-                if order is not None and array.ndim == len(order):
-                    array = array.transpose(order)
-"""
-# The same where blocks are one module.
-_READING_BLOCKS = """            each = list(names_of(name))
-            known.update(each)
-            if all(one in given for one in each):
-                parts = [jnp.asarray(given[one], variable.dtype) for one in each]
-                if order is not None and parts[0].ndim == len(order):
-                    parts = [part.transpose(order) for part in parts]
-                if len({part.shape for part in parts}) > 1:
-                    raise ValueError(f"{each}: arrays of different shapes")
-                stacked = variable.shape[: max(variable.ndim - parts[0].ndim, 0)]
-                array = jnp.stack(parts)
-                if array.size == math.prod(variable.shape):
-                    array = array.reshape(*stacked, *parts[0].shape)
-"""
-_MISSING = f"""            elif True{NOT_SAVED}:
-                missing.append(name)
-"""
-_MISSING_BLOCKS = f"""            missing += [name for name in each if name not in given{NOT_SAVED}]
-"""
-_RENAMING_BLOCKS = textwrap.indent(f"{textwrap.dedent(_RENAMING)}yield name\n", "    ")
 
 # Classes of layers -> their arrays -> how torch calls them.
 _ARRAYS = {
@@ -342,14 +294,6 @@ def _print_loading(draft: Any, root: Class) -> str:
         lines += ["ORDERS = {  # where they are not those of their class", *rows, "}"]
     else:
         loading = loading.replace(_TURNING, "")
-    scans = draft.scans.table()
-    if scans:
-        lines.append(f"SCANNED = {scans!r}  # lists whose blocks are one module")
-        naming = NAMES_OF
-        if ends:
-            naming = naming.replace("    yield name\n", _RENAMING_BLOCKS)
-        loading = loading.replace(_RENAMING, "").replace(_READING, _READING_BLOCKS)
-        loading = loading.replace(_MISSING, _MISSING_BLOCKS)
     slices = slices_by_suffix(draft.dialect.slices)
     *tables, loading = print_checks(loading, *names_beside(draft, slices))
     lines += tables

@@ -284,9 +284,6 @@ HELPERS = {
         weights = jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, logits), axis=-1))
         return self.dropout(weights) @ value'''),
     **RECURRENT,
-    "stack_blocks": Helper('''def stack_blocks(count, make, rngs):
-    """Makes equal blocks as one module: the first axis of its arrays is that of the blocks."""
-    return nnx.split_rngs(splits=count)(nnx.vmap(make))(rngs)'''),
     "InOrder": Helper('''class InOrder:
     """Calls its items one after the other."""
 

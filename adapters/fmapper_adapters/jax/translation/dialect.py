@@ -80,7 +80,6 @@ _RESERVED = frozenset(
         "RENAMED",
         "ARRAYS",
         "FROZEN",
-        "SCANNED",
     }
 )
 _MOST = 64  # elements of an array that is written out
@@ -252,13 +251,6 @@ class JaxDialect(Dialect):
         beginning = f"{name} for {self.title}{f', from {origin}' if origin else ''}"
         head = print_docstring(f"{beginning}; written by fmapper.", draft.program.lacks_training)
         return f"{head}\n\n{imports}\n\n\n{everything}\n"
-
-
-def with_key(lines: Sequence[str], key: str) -> tuple[str, ...]:
-    """Gives what draws in one block the key of the block, or several keys that come from it."""
-    if sum(line.count("keys()") for line in lines) == 1:
-        return tuple(line.replace("keys()", key) for line in lines)
-    return (f"keys = Keys({key})", *lines)
 
 
 def refuse_changes(program: Program, title: str) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import copy
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from fmapper import ConversionError
 from fmapper.translation import expr, text
-from fmapper_adapters.jax.translation.functions.things import Function, Thing, inside, thing_of
+from fmapper_adapters.jax.translation.functions.things import Function, Thing, inside
 
 
 def print_function(function: Function, method: Any, functions: Mapping[str, Function]) -> str:
@@ -108,83 +107,3 @@ class _Body(ast.NodeTransformer):
         if found is not None:
             return found.arrays
         return ast.Subscript(self.visit(node.value), self.visit(node.slice), node.ctx)
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Returns the arrays of a part that a loop is at."""
-        found = self._known.get(node.id)
-        return node if found is None or node.id == "self" else copy.deepcopy(found.arrays)
-
-    def visit_For(self, node: ast.For) -> Any:
-        """Writes a loop over parts as one over their arrays, or out where they differ."""
-        loops = self._lists(node.iter)
-        if loops is None:
-            return self.generic_visit(node)
-        variables = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
-        names = [one.id for one in variables if isinstance(one, ast.Name)]
-        columns = [things for _, things in loops]
-        alike = all(len({one.key() for one in things}) == 1 for things in columns)
-        before = dict(self._known)
-        if not alike:
-            found: list[ast.stmt] = []
-            for row in zip(*columns, strict=True):
-                self._known |= dict(zip(names, row, strict=True))
-                for statement in node.body:
-                    new = self.visit(copy.deepcopy(statement))
-                    found += new if isinstance(new, list) else [new]
-            self._known = before
-            return found
-        targets: list[str] = []
-        over: list[ast.expr] = []
-        for name, (arrays, things) in zip(names, loops, strict=True):
-            first = things[0]
-            if first.function is None or first.function.has_arrays:
-                targets.append(f"params_of_{name}")
-                over.append(arrays)
-            self._known[name] = Thing(first.made, expr(f"params_of_{name}"), first.function)
-        if not over:  # no part has arrays: they only repeat
-            targets, over = ["_"], [expr("range({0})", len(columns[0]))]
-        body = [self.visit(statement) for statement in node.body]
-        self._known = before
-        source = over[0]
-        if len(over) > 1:
-            source = ast.Call(expr("zip"), over, [ast.keyword("strict", expr("True"))])
-        target = expr(", ".join(targets))
-        return ast.For(target, source, body, [], lineno=0)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Writes the function of a scan as one of the arrays of a block."""
-        before = dict(self._known)
-        for statement in node.body:
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                name, owner = statement.target.id, self._find(statement.annotation)
-                assert owner is not None
-                assert isinstance(owner.made, ast.Call)
-                arrays = expr(f"params_of_{name}")
-                self._known[name] = thing_of(owner.made.args[0], arrays, self._functions)
-        for parameter in node.args.args:
-            if parameter.arg in self._known:
-                parameter.arg = f"params_of_{parameter.arg}"
-        kept = [one for one in node.body if not isinstance(one, ast.AnnAssign)]
-        node.body = [self.visit(statement) for statement in kept]
-        self._known = before
-        return node
-
-    def _lists(self, node: ast.expr) -> list[tuple[ast.expr, list[Thing]]] | None:
-        """Returns the lists that a loop runs over -> the code for their arrays, and their parts."""
-        if isinstance(node, ast.Call) and text(node.func) == "zip":
-            several = [self._lists(one) for one in node.args]
-            found = [one[0] for one in several if one is not None]
-            return found if len(found) == len(several) else None
-        bounds = None
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
-            bounds, node = node.slice, node.value
-        owner = self._find(node)
-        items = owner.items(self._functions) if owner is not None else []
-        if owner is None or not items:
-            return None
-        if bounds is None:
-            return [(owner.arrays, items)]
-        edges = [None if one is None else ast.literal_eval(one)
-                 for one in (bounds.lower, bounds.upper)]  # fmt: skip
-        code = ast.Subscript(owner.arrays, bounds, ast.Load())
-        return [(code, items[slice(*edges)])]

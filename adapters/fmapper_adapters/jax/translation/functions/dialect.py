@@ -6,21 +6,18 @@ import ast
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from fmapper import ConversionError, to_numpy
-from fmapper.translation import Class, Helper, Layer, Loop, expr, identifier, text
-from fmapper_adapters.jax.translation.dialect import JaxDialect, with_key
+from fmapper.translation import Class, Helper, Layer, expr, text
+from fmapper_adapters.jax.translation.dialect import JaxDialect
 from fmapper_adapters.jax.translation.functions.bodies import print_function
 from fmapper_adapters.jax.translation.functions.helpers import HELPERS
 from fmapper_adapters.jax.translation.functions.layers import LAYER, restate
 from fmapper_adapters.jax.translation.functions.loading import buffers_of, print_loading
 from fmapper_adapters.jax.translation.functions.things import (
     FROZEN,
-    STACKED,
     Function,
-    is_stacked,
     items_of,
 )
 from fmapper_adapters.jax.translation.layers.slices import Slices
@@ -83,37 +80,6 @@ class FunctionsDialect(JaxDialect):
             return expr("[{0} for _ in range({1})]", made[0], len(made))
         return ast.List(list(made), ast.Load())
 
-    def stack_blocks(self, made: ast.expr, count: int) -> ast.expr:
-        """Returns the arrays of a block, stacked, of which there are so many."""
-        return expr(f"{STACKED}({{0}}, {{1}})", made, count)
-
-    def scan(self, loop: Loop) -> list[str]:
-        """Returns a function for one block, and a scan over the arrays of all.
-
-        Its first statements say which blocks its parameters are; they are not printed.
-        """
-        names = {*loop.names}
-        key, row, rows = (identifier(wanted, names) for wanted in ("own_key", "each", "rows"))
-        pairs = zip(loop.variables, loop.owners, strict=True)
-        first = [f"{variable}: {owner}" for variable, owner in pairs]
-        given, variables = [*loop.owners], [*loop.variables]
-        if any(_DRAWS in line for line in loop.lines):
-            given.append(f"split_key({_DRAWS}, {loop.count})")
-            variables.append(key)
-            loop = replace(loop, lines=with_key(loop.lines, key))
-        if len(variables) > 1:
-            first.append(f"{', '.join(variables)} = {row}")
-        after = loop.fill(rows) if loop.results else []
-        result = f"{loop.unpack()}, {loop.row() if loop.results else None}"
-        taken = variables[0] if len(variables) == 1 else row
-        xs = given[0] if len(given) == 1 else f"({', '.join(given)})"
-        return [
-            loop.function([loop.state(), taken], first, result),
-            f"{loop.unpack()}, {rows if loop.results else '_'} = "
-            f"jax.lax.scan({loop.name}, {loop.unpack()}, {xs})",
-            *after,
-        ]
-
     def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
         """Raises: a sequence is a function.
 
@@ -168,7 +134,6 @@ def _functions(
         taken |= {name.partition("=")[0] for one in cls.sketch.methods for name in one.parameters}
         for node in cls.sketch.nodes():
             taken |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-            taken -= _loop_variables(node)
         taken -= {cls.name for cls in classes}
     found: dict[str, Function] = {}
     for cls in classes:
@@ -197,20 +162,8 @@ def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=\w[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def _loop_variables(node: ast.AST) -> set[str]:
-    """Returns the variables of loops over parts, which become loops over their arrays."""
-    loops = [one for one in ast.walk(node) if isinstance(one, ast.For)]
-    blocks = {text(one.target) for one in ast.walk(node)
-              if isinstance(one, ast.AnnAssign) and one.value is None}  # fmt: skip
-    over_parts = [loop for loop in loops if re.match(r"(zip\()?self\.", text(loop.iter))]
-    return blocks | {one.id for loop in over_parts for one in ast.walk(loop.target)
-            if isinstance(one, ast.Name)}  # fmt: skip
-
-
 def _arrays(made: ast.expr, functions: Mapping[str, Function]) -> ast.expr | None:
     """Returns the code that makes the arrays of a part; None where there are none."""
-    if isinstance(made, ast.Call) and is_stacked(made):
-        return _stack(_arrays(made.args[0], functions), made.args[1])
     if isinstance(made, ast.ListComp):
         one = _arrays(made.elt, functions)
         return None if one is None else ast.ListComp(one, made.generators)
@@ -232,16 +185,6 @@ def _arrays(made: ast.expr, functions: Mapping[str, Function]) -> ast.expr | Non
             own = functions[name]
             return expr(f"init_{own.name}({_DRAWS})") if own.has_arrays else None
     return None if isinstance(made, ast.Constant) else made
-
-
-def _stack(block: ast.expr | None, count: ast.expr) -> ast.expr | None:
-    """Returns the code for the arrays of several blocks, stacked."""
-    if block is None:
-        return None
-    code = text(block).replace(_DRAWS, "key")
-    plain = re.fullmatch(r"(\w+)\(key\)", code)
-    made = plain[1] if plain else f"lambda key: {code}"
-    return expr(f"jax.vmap({made})(jax.random.split({_DRAWS}, {{0}}))", count)
 
 
 def _print_init(function: Function, functions: Mapping[str, Function], *, splits: bool) -> str:

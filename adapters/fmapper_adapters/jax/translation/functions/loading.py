@@ -7,8 +7,6 @@ from typing import Any
 
 from fmapper.translation import CHECK_NAMES, NOT_SAVED, by_suffix, names_beside, print_checks
 from fmapper_adapters.jax.translation.layers.slices import (
-    BLOCKS_OF,
-    NAMES_OF,
     TAKE_APART,
     slices_by_suffix,
 )
@@ -23,33 +21,6 @@ _NAME = '''def source_of(path):
 _PLAIN_NAME = '''def source_of(path):
     """Returns the name of an array in the source, and the order of its dimensions there."""
     return jax.tree_util.keystr(path, simple=True, separator="."), None'''
-# The same where blocks are one module, whose arrays have several names.
-_SOURCES = '''def sources_of(path):
-    """Returns the names of an array in the source, of each block that it has, and their orders."""
-    name = jax.tree_util.keystr(path, simple=True, separator=".")
-    return [renamed(one) for one in names_of(name)]
-
-
-def renamed(name):
-    """Returns the name of an array in the source, and the order of its dimensions there."""
-    for ours, (theirs, order) in RENAMED.items():
-        if f".{name}".endswith(f".{ours}"):
-            return name.removesuffix(ours) + theirs, order
-    return name, None'''
-_PLAIN_SOURCES = '''def sources_of(path):
-    """Returns the names of an array in the source, of each block that it has, and their orders."""
-    name = jax.tree_util.keystr(path, simple=True, separator=".")
-    return [(one, None) for one in names_of(name)]'''
-_READ = "    def load(path, leaf):\n        name, order = source_of(path)\n"
-_EACH = """        return array
-
-    def load(path, leaf):
-        sources = sources_of(path)
-        blocks = blocks_of(leaf, len(sources))
-        arrays = [read(block, *source) for block, source in zip(blocks, sources, strict=True)]
-        return jnp.stack(arrays).reshape(leaf.shape)
-
-    filled"""
 _LOAD = f'''def load_weights(params, state, strict=True):
     """Returns the parameters with the arrays of the source's state dict, by name.
 
@@ -90,7 +61,7 @@ def buffers_of(draft: Any, without: Collection[str] = ()) -> list[str]:
     """
     program = draft.program
     known = draft._arrays().items()
-    arrays = {draft.scans.join_path(path): target for path, (target, _) in known}
+    arrays = {path: target for path, (target, _) in known}
     fixed = {
         path
         for path, target in arrays.items()
@@ -116,17 +87,10 @@ def print_loading(draft: Any, buffers: list[str]) -> str:
     if buffers:
         lines.append(f"BUFFERS = ({', '.join(map(repr, buffers))},)")
     source, load = _PLAIN_NAME, _LOAD
-    scans = draft.scans.table()
-    if scans:
-        lines.append(f"SCANNED = {scans!r}  # lists whose blocks are one tree")
-        load = load.replace(_READ, "    def read(leaf, name, order):\n")
-        load = load.replace("        return array\n\n    filled", _EACH)
     if renamed:
         rows = [f"    {ours!r}: {theirs!r}," for ours, theirs in renamed.items()]
         lines += ["RENAMED = {", *rows, "}"]
         source = _NAME
-    if scans:
-        source = NAMES_OF + (_SOURCES if renamed else _PLAIN_SOURCES) + BLOCKS_OF
     slices = slices_by_suffix(draft.dialect.slices)
     if slices:
         rows = [f"    {whole!r}: {parts!r}," for whole, parts in slices.items()]

@@ -10,7 +10,6 @@ from fmapper.translation import Class, expr, text
 from fmapper_adapters.jax.translation.functions.layers import LAYER
 
 FROZEN = "Frozen"  # marks the code of an array that is not trained
-STACKED = "Stacked"  # marks the code of a block that several are
 
 
 @dataclass(slots=True)
@@ -65,12 +64,6 @@ class Thing:
             for at, node in enumerate(items_of(self.made))
         ]
 
-    def key(self) -> str:
-        """Returns what is equal for parts that one loop can call."""
-        if self.is_layer and isinstance(self.made, ast.Call):
-            return text(ast.Call(self.made.func, [self.made.args[0]], self.made.keywords))
-        return self.function.name if self.function else ""
-
 
 def items_of(made: ast.expr) -> list[ast.expr]:
     """Returns the code for each part of a list."""
@@ -79,11 +72,6 @@ def items_of(made: ast.expr) -> list[ast.expr]:
         assert isinstance(count, ast.Call)
         return [made.elt] * int(ast.literal_eval(count.args[0]))
     return list(made.elts) if isinstance(made, ast.List) else []
-
-
-def is_stacked(made: ast.AST | None) -> bool:
-    """Returns whether code makes the arrays of several blocks as one."""
-    return isinstance(made, ast.Call) and text(made.func) == STACKED
 
 
 def thing_of(made: ast.expr, arrays: ast.expr, functions: Mapping[str, Function]) -> Thing:

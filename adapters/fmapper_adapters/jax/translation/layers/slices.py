@@ -17,26 +17,6 @@ Bounds = tuple[int, int]
 # The name of an array of the model -> those of its slices, and where they begin and end.
 Slices = dict[str, dict[str, Bounds]]
 
-# Beside `load_weights` where blocks are one module, by the table `SCANNED`.
-NAMES_OF = '''def names_of(name):
-    """Yields the names of an array in the source: of blocks that are one module, of each."""
-    for path, count in SCANNED.items():
-        rest = name.removeprefix(f"{path}.")
-        if rest != name and not rest[0].isdigit():
-            for i in range(count):
-                yield from names_of(f"{path}.{i}.{rest}")
-            return
-    yield name
-
-
-'''
-BLOCKS_OF = '''
-
-
-def blocks_of(array, count):
-    """Returns an array with one first axis for blocks, of which it has so many."""
-    axes = next(i for i in range(array.ndim + 1) if math.prod(array.shape[:i]) == count)
-    return array.reshape(count, *array.shape[axes:])'''
 # Of a file whose model has slices of arrays.
 TAKE_APART = '''def take_apart(state):
     """Returns a state that has the slices of arrays, too."""
