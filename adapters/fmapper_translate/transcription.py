@@ -114,6 +114,13 @@ class Transcription:
             model: A model of the file.
             space: The names of the file.
         """
+        if self.target == "equinox":
+            import jax
+
+            for path, leaf in jax.tree_util.tree_leaves_with_path(model):
+                if isinstance(leaf, jax.Array):
+                    yield space["name_in_source"](model, path), leaf, None
+            return
         for name, held, axes in space["named_arrays"](model):
             yield name, held.get_raw_value() if self.target == "flax" else held, axes
 

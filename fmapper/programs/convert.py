@@ -223,10 +223,12 @@ def convert_with_arrays(
     options |= variant
     arguments = options.pop("arguments", None)
     is_in_words = bool(options.get("structure")) and arrays is None and not (modes or specialize)
-    if arguments is not None and not is_in_words:
+    is_in_words = is_in_words and not isinstance(model, Program)
+    scan = options.get("scan", False)
+    if (scan or arguments is not None) and not is_in_words:
         raise ConversionError(
-            "arguments= is for structure=True without specialize=, which makes a model in the "
-            "words of its source"
+            f"{'scan' if scan else 'arguments'}= is for structure=True without specialize=, which "
+            "makes a model in the words of its source"
         )
     if not isinstance(example_inputs, tuple | list):
         example_inputs = (example_inputs,)
@@ -262,15 +264,14 @@ def convert_with_arrays(
     if is_in_words:
         call = example_inputs, example_kwargs or {}
         shapes = "auto" if dynamic_shapes is None else dynamic_shapes
-        words: dict[str, Any] = {"arguments": arguments, "dynamic_shapes": shapes}
-        words["scan"] = options.get("scan", False)
+        words: dict[str, Any] = {"arguments": arguments, "dynamic_shapes": shapes, "scan": scan}
         try:
             with step(f"converting {type(model).__name__} to {to}"):
                 return target.build_transcribed(
                     model, source, *call, train=train, check=check, **words
                 )
         except ConversionError as error:
-            if arguments is not None or words["scan"]:
+            if arguments is not None or scan:
                 raise
             reason = str(error)
     settings: dict[str, Any] = {"train": train, "check": check, "strict": strict}

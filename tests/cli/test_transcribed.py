@@ -70,7 +70,7 @@ def test_source_is_the_transcription(
     ((model, inputs, settings),) = asked
     assert model is net
     assert torch.equal(inputs[0], EXAMPLE)
-    assert settings == {"target": "flax", "dynamic_shapes": "auto"}
+    assert settings == {"target": "flax", "dynamic_shapes": "auto", "scan": False}
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,15 @@ def test_a_file_for_evaluation_is_proved_there(
     assert transcribe_proved(*given, train=None)[1] == [outcome, False]
 
 
-def test_scans_are_asked_of_operations(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scans_are_transcribed_or_refused(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = transcribing(monkeypatch, True)
-    assert fmapper.source(net, "flax", (EXAMPLE,), scan=True) != "whole"
-    assert not asked
+    assert fmapper.source(net, "flax", (EXAMPLE,), scan=True) == "whole"
+    assert asked[0][2]["scan"] is True
+    transcribing(monkeypatch, ConversionError("no counterpart"))
+    with pytest.raises(ConversionError, match="no counterpart"):
+        fmapper.source(net, "flax", (EXAMPLE,), scan=True)
+    with pytest.raises(ConversionError, match="no counterpart"):
+        fmapper.convert(net, "flax", (EXAMPLE,), structure=True, scan=True)
 
 
 @pytest.mark.nightly

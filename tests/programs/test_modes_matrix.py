@@ -414,7 +414,7 @@ def test_flat_models_of_torch_start_train_and_evaluate_as_their_source(make, sta
     ],
 )
 def test_files_of_torch_train_or_refuse_to(make, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise fmapper.ConversionError("a transcription trains")
 
     monkeypatch.setattr("fmapper.translation.source.transcribe", refuse)

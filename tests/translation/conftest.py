@@ -13,7 +13,7 @@ _BOTH = ("transcri", "test_way_back", "test_fast_layers")
 def only_operations(request: pytest.FixtureRequest) -> Iterator[None]:
     """Has nothing transcribed, but in the tests of transcription and of structured models."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise source.OtherPairError("these tests look at operations")
 
     with pytest.MonkeyPatch.context() as patch:

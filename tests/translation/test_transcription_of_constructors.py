@@ -116,11 +116,6 @@ def test_arguments_that_make_another_model_are_an_error(wrong):
         fmapper.source(Hidden(shift=3.0), "flax", (X,), arguments=wrong)
 
 
-def test_files_by_operations_take_no_arguments():
-    with pytest.raises(fmapper.ConversionError, match="which has no scan="):
-        fmapper.source(Hidden(shift=3.0), "flax", (X,), scan=True, arguments={"shift": 3.0})
-
-
 class Scaled(nn.Module):
     def __init__(self, count=3):
         super().__init__()

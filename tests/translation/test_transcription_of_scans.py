@@ -237,10 +237,13 @@ def test_each_block_can_be_rematerialised():
 
 
 @pytest.mark.nightly
-def test_a_structured_model_has_the_names_of_the_source():
-    for make, inputs, _ in (MODELS["sequence"], MODELS["stages"]):
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_structured_model_has_the_names_of_the_source(to):
+    for name in ("sequence", "stages"):
+        make, inputs, _ = MODELS[name]
         model = make().eval()
-        made = fmapper.convert(model, "flax", inputs, structure=True, scan=True)
+        made = fmapper.convert(model, to, inputs, structure=True, scan=True)
+        assert type(made.body if name == "sequence" else made.stages).__name__ == "Stack"
         assert "transcribed from" in fmapper.source(made)
         theirs = model.state_dict()
         named = fmapper.state(made, source=True)
@@ -250,8 +253,8 @@ def test_a_structured_model_has_the_names_of_the_source():
             for name, array in theirs.items()
         }
         filled = fmapper.load_state(made, changed, source=True)
-        for name, array in fmapper.state(filled, source=True).items():
-            np.testing.assert_array_equal(np.asarray(array), changed[name].numpy())
+        for other, array in fmapper.state(filled, source=True).items():
+            np.testing.assert_array_equal(np.asarray(array), changed[other].numpy())
         model.load_state_dict(changed)
         wanted = model(*inputs).detach().numpy()
         np.testing.assert_allclose(filled(*[x.numpy() for x in inputs]), wanted, rtol=1e-4)

@@ -17,6 +17,7 @@ from fmapper_adapters.jax.libraries import (
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from fmapper.backends import Models
     from fmapper.translation import Source
 
 
@@ -82,6 +83,12 @@ class EquinoxAdapter(JaxModels):
         model = _build.build(program, self.translate(program, modes=modes))
         has_modes = program.evaluation is not None and not program.starts_in_training
         return _build.for_evaluation(model) if has_modes else model
+
+    def build_transcribed(self, model: Any, source: Models, *call: Any, **options: Any) -> Any:
+        """Builds a model in the words of its source."""
+        from fmapper.translation import build_transcribed
+
+        return build_transcribed(model, source, self, *call, **options)
 
     def open_file(
         self, net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool
