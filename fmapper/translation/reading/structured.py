@@ -65,8 +65,8 @@ def build_transcribed(
     modes = {*source.modes(model, args, kwargs).values()} if trains else set()
     if len(modes) > 1:
         raise ConversionError(f"{name}: this call is neither its training nor its evaluation")
-    given = model, target.name, args, kwargs, arguments, dynamic_shapes
-    found, *_ = files.transcribe(*given, scan=scan)
+    asked = model, target.name, args, kwargs, arguments, dynamic_shapes
+    found, *_ = files.transcribe(*asked, scan=scan)
     reason = found.only_evaluation
     if train and reason:
         raise ConversionError(reason)
