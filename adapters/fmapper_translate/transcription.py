@@ -396,21 +396,11 @@ def _from_torch(
             files.append(made)
 
         scanned, refused = choose(file, check)
-        if not scanned:
-            raise _nothing_to_scan(cls, refused)
         (code, example), rules = files[-1], Rules()
     return Transcription(
         format_code(code), cls.__name__, example, weights, aliases, file.fallen, rules,
         target.name, only_evaluation, scans=scanned, not_scanned=refused,
     )  # fmt: skip
-
-
-def _nothing_to_scan(cls: type, refused: Mapping[str, str]) -> NotTranscribed:
-    reasons = "; ".join(f"{path}: {reason}" for path, reason in refused.items())
-    return NotTranscribed(
-        f"{cls.__name__}: nothing can be scanned: {reasons or 'there is no list of submodules'}. "
-        "Write it without scan=True (--scan)"
-    )
 
 
 def _examples(

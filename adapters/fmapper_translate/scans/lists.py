@@ -163,6 +163,9 @@ def choose(file: File, check: Callable[[], object]) -> tuple[dict[str, int], dic
 
     Returns:
         The lists that are scanned -> how many blocks they have; and the others -> the reason.
+
+    Raises:
+        NotTranscribed: None is scanned.
     """
     refused: dict[str, str] = {}
     groups: list[list[Lists]] = []
@@ -196,4 +199,10 @@ def choose(file: File, check: Callable[[], object]) -> tuple[dict[str, int], dic
                 continue
             file.scans, file.fallen = before, fallen
         refused |= dict.fromkeys(paths, reason)
+    if not scanned:
+        reasons = "; ".join(f"{path}: {reason}" for path, reason in refused.items())
+        raise NotTranscribed(
+            f"{type(file.model).__name__}: nothing can be scanned: "
+            f"{reasons or 'there is no list of submodules'}. Write it without scan=True (--scan)"
+        )
     return scanned, refused
