@@ -103,7 +103,7 @@ def load_state(
     of_model = _by_source(tree) if source else weights_of(tree)
     if of_model is not None:
         arrays, back = of_model
-        unsaved = _unsaved_by_source(tree, arrays) if source and strict else frozenset()
+        unsaved = _transient_of_source(tree, arrays) if source and strict else frozenset()
         filled: T = back(_load(arrays, state, strict, tree, unsaved))
         return filled
     return _load(tree, state, strict, tree)
@@ -240,7 +240,7 @@ def _by_source(tree: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
     )
 
 
-def _unsaved_by_source(tree: Any, arrays: Mapping[str, Any]) -> frozenset[str]:
+def _transient_of_source(tree: Any, arrays: Mapping[str, Any]) -> frozenset[str]:
     """Returns the arrays that the state dict of a structured model's source leaves out."""
     for adapter in adapters(Models):
         weights = adapter.source_weights(tree, transient=False)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Flow:
-    """What a loop over blocks does with variables.
+    """The variables of a loop over blocks.
 
     Attributes:
         block: The variable for the block.
@@ -59,15 +59,15 @@ def flow_of(function: Function, loop: ast.For, events: Mapping[ast.AST, Any]) ->
             raise NotTranscribed(f"its loop reads the number `{ast.unparse(number)}`")
     if not isinstance(block, ast.Name):
         raise NotTranscribed(f"its loop has the variable `{ast.unparse(loop.target)}`")
-    collected = dict(_collected(loop.body, inside, events))
-    assigned = {*_assigned(inside)}
+    collected = dict(_collections(loop.body, inside, events))
+    assigned = {*_variables(inside)}
     before = {node.arg for node in ast.walk(function.tree.args) if isinstance(node, ast.arg)}
     before |= {
         node.id for node in function.nodes
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         and node.lineno < loop.lineno
     }  # fmt: skip
-    after = _first_loads(_following(function.tree.body, loop))
+    after = _first_loads(_rest_after(function.tree.body, loop))
     lost = sorted((assigned - before | {block.id}) & after)
     if lost:
         raise NotTranscribed(f"`{lost[0]}` of the last block is read after its loop")
@@ -83,7 +83,7 @@ def _names(nodes: Iterable[ast.AST], context: type[ast.expr_context]) -> set[str
     return {x.id for x in every if isinstance(x, ast.Name) and isinstance(x.ctx, context)}
 
 
-def _assigned(nodes: list[ast.AST]) -> Iterator[str]:
+def _variables(nodes: list[ast.AST]) -> Iterator[str]:
     """Returns the variables that statements change.
 
     Raises:
@@ -99,7 +99,7 @@ def _assigned(nodes: list[ast.AST]) -> Iterator[str]:
                 yield name
 
 
-def _collected(
+def _collections(
     body: list[ast.stmt], inside: list[ast.AST], events: Mapping[ast.AST, Any]
 ) -> Iterator[tuple[str, tuple[ast.stmt, ast.expr, tuple[str, str]]]]:
     """Returns the lists and tuples that a loop adds an array to, each in one statement.
@@ -129,14 +129,14 @@ def _collected(
         yield name, (statement, value, pair)
 
 
-def _following(body: list[ast.stmt], loop: ast.For) -> list[ast.stmt]:
+def _rest_after(body: list[ast.stmt], loop: ast.For) -> list[ast.stmt]:
     """Returns the statements after a loop, from the inside out."""
     for at, statement in enumerate(body):
         if statement is loop:
             return body[at + 1 :]
         for inner in (getattr(statement, name, None) for name in ("body", "orelse", "finalbody")):
             if isinstance(inner, list) and any(loop in ast.walk(item) for item in inner):
-                return [*_following(inner, loop), *body[at + 1 :]]
+                return [*_rest_after(inner, loop), *body[at + 1 :]]
     return []
 
 
