@@ -76,8 +76,16 @@ def parameters_of(overload: Any) -> dict[str, tuple[str, Any]]:
 def operations_within(
     overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[tuple[Any, ...]], Any]:
-    """Runs an operation that PyTorch composes of others; returns those and its result."""
+    """Runs an operation as PyTorch composes it of others; returns those and its result."""
+    composed = overload.decompose
+    if not overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        composed = _decompositions().get(overload, composed)
     within: list[tuple[Any, ...]] = []
     with torch.no_grad(), watch_operations(lambda *what: within.append(what)):
-        result = overload.decompose(*args, **kwargs)
+        result = composed(*args, **kwargs)
     return within, result
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
+    return dict(torch.export.default_decompositions().items())

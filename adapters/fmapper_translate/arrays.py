@@ -15,6 +15,7 @@ from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions
+    from fmapper_translate.recording import Event
 
 
 def read(expressions: Expressions, base: ast.expr, owner: nn.Module, name: str) -> ast.expr:
@@ -32,6 +33,35 @@ def read(expressions: Expressions, base: ast.expr, owner: nn.Module, name: str) 
     constructs = expressions.file.constructs(expressions.function)
     array = target.read(expr(f"{{0}}.{key}", base), getattr(owner, name), constructs=constructs)
     return array if order is None else _transpose(array, _inverse(order))
+
+
+COLLECTIONS = (nn.ParameterList, nn.ParameterDict)
+
+
+def read_all(expressions: Expressions, code: ast.expr, parameters: nn.Module) -> ast.expr:
+    """Returns the code for the values of a list of parameters, or of a dict of them."""
+    first = next(iter(parameters.parameters()), None)
+    one = expressions.file.target.read(expr("array"), first, constructs=False)
+    if isinstance(parameters, nn.ParameterDict):
+        return expr("{name: {0} for name, array in {1}.items()}", one, code)
+    return expr("[{0} for array in {1}]", one, code)
+
+
+def read_one(expressions: Expressions, node: ast.Subscript, event: Event) -> ast.expr | None:
+    """Returns the code for the value of one of these; None for what is none of them."""
+    part = event.parts.get(node.value)
+    if part is None or not isinstance(part.value, COLLECTIONS):
+        return None
+    if expressions.file.constructs(expressions.function):
+        return None
+    code = expressions.code(node.value)
+    whole = code.generators[0].iter if isinstance(code, ast.ListComp | ast.DictComp) else code
+    if isinstance(part.value, nn.ParameterDict) and isinstance(whole, ast.Call):
+        assert isinstance(whole.func, ast.Attribute)
+        whole = whole.func.value
+    element = ast.Subscript(whole, expressions.code(node.slice), ast.Load())
+    made: ast.expr = expressions.file.target.read(element, event.value, constructs=False)
+    return made
 
 
 def parameter(expressions: Expressions, node: ast.Call) -> ast.expr:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.distributions import Distribution
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from fmapper.translation import expr, literal
 from fmapper_translate.constructors import initial_values
@@ -65,15 +66,32 @@ def isinstance_(expressions: Expressions, call: ast.Call) -> ast.expr:
     return expr("isinstance({0}, {1})", tested, made)
 
 
+DROPOUTS = (
+    nn.functional.dropout, nn.functional.dropout1d, nn.functional.dropout2d,
+    nn.functional.dropout3d,
+)  # fmt: skip
+
+
 def dropout(expressions: Expressions, call: ast.Call) -> ast.expr:
-    """Prints `F.dropout`, which draws from the model's random numbers."""
+    """Prints `F.dropout` and its like, which draw from the model's random numbers.
+
+    Raises:
+        NotTranscribed: It drops channels, and the target does not.
+    """
     code = expressions.code
     named = {str(key.arg): key.value for key in call.keywords}
     given = inspect.signature(nn.functional.dropout).bind(*call.args, **named).arguments
     rate = code(given["p"]) if "p" in given else expr("0.5")
     training = code(given["training"]) if "training" in given else expr("True")
-    file = expressions.file
-    return file.target.dropout(file, expressions.function, code(given["input"]), rate, training)
+    file, inputs = expressions.file, expressions.values(given["input"])
+    dims: set[tuple[int, ...]] = {()}
+    if expressions.callee(call) is not nn.functional.dropout:  # of channels, which come second
+        dims = {tuple(range(2, x.ndim)) for x in inputs}
+        if len(dims) != 1 or () in dims:
+            raise NotTranscribed("it drops channels of inputs with other dimensions")
+    return file.target.dropout(
+        file, expressions.function, code(given["input"]), rate, training, dims=dims.pop()
+    )
 
 
 def attention(expressions: Expressions, call: ast.Call) -> ast.expr | None:
@@ -173,7 +191,19 @@ def special(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr |
             return expr("math.prod({0})", expressions.code(call.func.value))
         if is_placement(callee, call, expressions.values):
             return expressions.code(call.func.value)
+    if callee is checkpoint:  # which saves memory
+        inner = ast.Call(call.args[0], call.args[1:], [])
+        return expressions.call_of(inner, expressions.values(call.args[0])[0])
+    names = _NAMES_OF_PARAMETERS.get(getattr(callee, "__func__", None))
+    constructs, is_tree = expressions.file.constructs, expressions.file.target.is_tree
+    if names and not is_tree and not constructs(expressions.function):
+        array = expressions.file.target.read(expr("array"), None, constructs=False)
+        module = expressions.code(call.func.value)  # type: ignore[attr-defined]
+        return expr(f"({names} for name, array in named_parameters({{1}}))", array, module)
     return distribution(expressions, call, callee)
+
+
+_NAMES_OF_PARAMETERS = {nn.Module.parameters: "{0}", nn.Module.named_parameters: "(name, {0})"}
 
 
 def distribution(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr | None:
@@ -251,6 +281,29 @@ def entry(
 def is_operation(value: Any) -> bool:
     """Returns whether something is a function of PyTorch with arguments."""
     return isinstance(value, functools.partial) and inspect.isbuiltin(value.func)
+
+
+# Functions that a file has its own of, with the same arguments.
+WITH_COUNTERPARTS = (
+    nn.utils.weight_norm, nn.utils.parametrizations.weight_norm, nn.utils.spectral_norm,
+    nn.Transformer.generate_square_subsequent_mask, checkpoint_sequential,
+    nn.functional.kl_div, nn.functional.gaussian_nll_loss, nn.functional.local_response_norm,
+    nn.functional.instance_norm,
+)  # fmt: skip
+
+
+TEMPLATES: dict[Any, str] = {
+    torch.is_tensor: "isinstance({0}, jax.Array)", torch.finfo: "jnp.finfo({0})",
+    torch.numel: "{0}.size", torch.autograd.Variable: "{0}",
+}  # fmt: skip
+
+
+def is_composed(expressions: Expressions, call: ast.Call, callee: Any) -> bool:
+    """Returns whether a call of `F.cross_entropy` is of more than logits and labels."""
+    if callee is not nn.functional.cross_entropy:
+        return False
+    labels = [x for item in call.args[1:2] for x in expressions.values(item)]
+    return len(call.keywords) > 1 or any(item.is_floating_point() for item in labels)
 
 
 def has_no_effect(expressions: Expressions, call: ast.Call, callee: Any) -> bool:

@@ -23,7 +23,7 @@ from fmapper_translate.libraries import requests
 from fmapper_translate.operations import Operations, dtype_name
 from fmapper_translate.printing import choices, rows
 from fmapper_translate.printing.folding import is_constant
-from fmapper_translate.printing.operands import arguments_of, tensors_of
+from fmapper_translate.printing.operands import arguments_of, size_of, tensors_of
 from fmapper_translate.recording import Event
 from fmapper_translate.sources.derivatives import class_applied
 from fmapper_translate.targets import layers
@@ -34,8 +34,7 @@ from fmapper_translate.walk.errors import NotTranscribed, Unnamed, Varied
 if TYPE_CHECKING:
     from fmapper_translate.files import File
 
-# Methods and attributes of tensors that give Python's values.
-_SIZES = {"dim": "{0}.ndim", "ndimension": "{0}.ndim", "numel": "{0}.size", "nelement": "{0}.size"}
+# Attributes of tensors that give Python's values.
 _ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "real", "imag", "itemsize", "nbytes"})
 _DEVICES = frozenset({"device", "dtype", "pin_memory", "requires_grad", "non_blocking"})
 _TABLES = frozenset({"_modules", "_parameters", "_buffers"})  # of modules
@@ -78,7 +77,8 @@ class Expressions(walk.Expressions):
         value = event.value
         match node:
             case ast.Compare(left, [ast.Is() | ast.IsNot() as op], [ast.Constant(None) as none]):
-                if any(isinstance(item, nn.Parameter) for item in self.values(left)):
+                is_name = isinstance(left, ast.Name)
+                if not is_name and any(isinstance(x, nn.Parameter) for x in self.values(left)):
                     return ast.Compare(arrays.variable(self, left), [op], [none])
             case ast.ListComp() if self.file.constructs(self.function) and choices.are_numbers(
                 value
@@ -88,11 +88,8 @@ class Expressions(walk.Expressions):
                 return self.code(left)
             case ast.BinOp() | ast.UnaryOp() | ast.Compare() if event.operations:
                 return self._operations(node, event)
-            case ast.Call(ast.Name("getattr"), [_, key]) if isinstance(value, type):
-                named = {item.parts[key].value: item.value for item in self.events(node)}
-                kinds = [self._reference(node, kind) for kind in named.values()]
-                table = ast.Dict([*map(literal, named)], kinds)
-                return ast.Subscript(table, self.code(key), ast.Load())
+            case ast.Call(ast.Name("getattr"), [_, key]) if choices.is_by_name(self, value):
+                return choices.by_name(self, node, key)
         return super()._print(node, event)
 
     def _subscript(self, node: ast.Subscript, event: Event) -> Any:
@@ -107,8 +104,12 @@ class Expressions(walk.Expressions):
             if isinstance(items, dict) and any(x is event.value for x in items.values()):
                 kinds = set(self.values(node))
                 if is_module or len(kinds) > 1:
-                    return calls.entry(self, node, items, kinds, self._reference)
-                return self._reference(node, event.value)
+                    return calls.entry(self, node, items, kinds, self.reference)
+                return self.reference(node, event.value)
+        if isinstance(event.value, nn.Parameter):
+            element = arrays.read_one(self, node, event)
+            if element is not None:
+                return element
         made: ast.Subscript = self._rebuild(node)
         if isinstance(event.value, torch.Tensor):
             made.slice = arrays.index_of(made.slice)
@@ -118,10 +119,12 @@ class Expressions(walk.Expressions):
 
     # --- names ------------------------------------------------------------------------------------
 
-    def _reference(self, node: ast.expr, value: Any) -> ast.expr:
+    def reference(self, node: ast.expr, value: Any) -> ast.expr:
         """Returns the code for something that a module defines."""
         if isinstance(value, torch.dtype):
             return self.file.dialect.dtype(dtype_name(value))
+        if value is None:  # as `np.newaxis`
+            return literal(None)
         if value is torch.Tensor:
             return expr("jax.Array")
         counterpart = self.file.counterpart(value)
@@ -129,6 +132,8 @@ class Expressions(walk.Expressions):
             return expr(counterpart)
         if value in _INFINITIES and isinstance(value, float):
             return expr("jnp.inf")
+        if isinstance(value, type) and value in calls.DISTRIBUTIONS:
+            return expr(self.file.helper_name(calls.DISTRIBUTIONS[value].__name__))
         if isinstance(value, type) and (layer := self.file.layers.layer_of(value)) is not None:
             return expr(self.file.helper_name(layer.name))
         if isinstance(value, type) and value in self.file.layers.activations:
@@ -150,9 +155,9 @@ class Expressions(walk.Expressions):
         if isinstance(node, ast.Attribute):
             known, base = self.static(node.value)
             if known and isinstance(base, types.ModuleType) and is_standard(base.__name__):
-                return ast.Attribute(self._reference(node.value, base), node.attr, ast.Load())
+                return ast.Attribute(self.reference(node.value, base), node.attr, ast.Load())
             if known and isinstance(base, type):
-                return ast.Attribute(self._reference(node.value, base), node.attr, ast.Load())
+                return ast.Attribute(self.reference(node.value, base), node.attr, ast.Load())
         if self._never_ran(node, value):
             return expr("not_written")
         raise Unnamed(f"{ast.unparse(node)} has no counterpart")
@@ -192,7 +197,7 @@ class Expressions(walk.Expressions):
         if isinstance(owner, torch.Tensor) and owner.is_floating_point() and node.attr == "dtype":
             return ast.Attribute(self.code(node.value), "dtype", ast.Load())
         if is_known or isinstance(value, torch.dtype):
-            return self._reference(node, value)
+            return self.reference(node, value)
         if isinstance(owner, torch.finfo):
             return expr("float({0})", ast.Attribute(self.code(node.value), node.attr, ast.Load()))
         if isinstance(value, torch.device):
@@ -211,7 +216,7 @@ class Expressions(walk.Expressions):
         if self.file.add_property(type(owner), node.attr):
             return ast.Attribute(base, node.attr, ast.Load())
         if isinstance(kept, property) and isinstance(value, torch.dtype):
-            return self._reference(node, value)
+            return self.reference(node, value)
         if isinstance(kept, property) and library.is_of_library(kept.fget.__module__):
             return self.file.value(value)
         if node.attr == "training":
@@ -221,6 +226,8 @@ class Expressions(walk.Expressions):
             return expr(f"not {{0}}.{self.file.target.mode}", base)
         if self.file.slots.has(owner, node.attr):
             return expr(f"{{0}}.{node.attr}.value", base)
+        if isinstance(value, arrays.COLLECTIONS) and not self.file.constructs(self.function):
+            return arrays.read_all(self, expr(f"{{0}}.{node.attr}", base), value)
         if isinstance(value, torch.Tensor):
             if (type(owner), node.attr) in self.file.optional:
                 return expr(f"{{0}}.{node.attr}", base)
@@ -230,7 +237,9 @@ class Expressions(walk.Expressions):
         is_plain = layer is None and isinstance(value, bool | int | float | str | list | tuple)
         if is_plain and not self.file.omissions.is_assigned(type(owner), node.attr):
             return self.file.value(value)  # which a library has set
-        name = node.attr if layer is None else layer.attributes.get(node.attr, node.attr)
+        name = node.attr
+        if layer is not None:
+            name = layer.attributes.get(name, layer.variable(name)[0])
         if self._never_ran(node, value):
             return expr("not_written")
         if isinstance(value, types.MethodType | types.FunctionType):
@@ -285,6 +294,10 @@ class Expressions(walk.Expressions):
             if layer is not None:
                 return make_partial(self.code, node, kind, layer)
         function = self.file.recording.function_of(callee)
+        if function is None and not isinstance(callee, type):  # an object that is called
+            function = self.file.recording.function_of(
+                inspect.getattr_static(callee, "__call__", None)
+            )
         if function is not None:
             fallback.refuse_wrapper(self.file.recording, callee, event)
             if function.owner is None and isinstance(callee, types.MethodType):
@@ -315,7 +328,7 @@ class Expressions(walk.Expressions):
             return self.plain_call(node, call, [])
         if (getattr(callee, "__module__", None) or "").startswith("einops."):
             return self.plain_call(node, self.code(node.func))
-        if callee in _OF_LAYERS:
+        if callee in calls.WITH_COUNTERPARTS or calls.is_composed(self, node, callee):
             return self.plain_call(node, self.code(node.func))
         if callee is nn.functional.interpolate:
             kept = [key for key in node.keywords if key.arg not in _UNUSED]
@@ -324,7 +337,7 @@ class Expressions(walk.Expressions):
             return calls.meshgrid(self, node)
         if callee in calls.TRANSFORMS:
             return calls.transform(self, node, callee)
-        if callee is nn.functional.dropout:
+        if callee in calls.DROPOUTS:
             return calls.dropout(self, node)
         count = calls.count_of_tuple(callee)
         if count:
@@ -336,17 +349,15 @@ class Expressions(walk.Expressions):
             made = calls.attention(self, node)
             if made is not None:
                 return made
-        if callee is torch.autograd.Variable:
-            return self.code(node.args[0])
         if isinstance(value, torch.Tensor) and calls.makes_array(self, node, callee):
             dtype = self.file.dialect.dtype(dtype_name(value.dtype))
             return expr("jnp.array({0}, {1})", self.code(node.args[0]), dtype)
         if event is not None and event.operations and callee not in _OVER_ELEMENTS:
             return self._operations(node, event)
-        if callee is torch.is_tensor:
-            return expr("isinstance({0}, jax.Array)", self.code(node.args[0]))
-        if callee is torch.finfo:
-            return expr("jnp.finfo({0})", *map(self.code, node.args))
+        if callee in calls.TEMPLATES:
+            return expr(calls.TEMPLATES[callee], *map(self.code, node.args))
+        if isinstance(value, torch.dtype):  # as of `torch.get_default_dtype`
+            return self.reference(node, value)
         if isinstance(node.func, ast.Name) and node.func.id == "super":
             return node
         return self.plain_call(node, self.code(node.func), [])
@@ -401,6 +412,8 @@ class Expressions(walk.Expressions):
             return arrays.parameter(self, node)
         layer, given = table.layer_of(kind), self.file.target.source()
         if layer is not None:
+            if not layer.draws and not self.file.constructs(self.function):
+                given = ast.keyword(given.arg, expr(self.file.target.no_random_numbers))
             return make_layer(self.code, node, kind, layer, given, bound=bound)
         if kind in table.activations:
             is_named, value = self.static(node.func)
@@ -425,27 +438,18 @@ class Expressions(walk.Expressions):
                 loads = (x for x in self.function.nodes if isinstance(x, ast.Name) and x.id == name)
                 values = [value for load in loads for value in self.values(load)]
                 if values and all(isinstance(value, torch.Tensor) for value in values):
-                    size = self._size(node, func)
+                    size = size_of(self.code, node, func)
                     if size is not None:
                         return size
                 if values and all(isinstance(value, list | dict | set) for value in values):
                     return self.plain_call(node, ast.Attribute(self.code(func.value), func.attr))
         return super()._unseen(node)
 
-    def _size(self, node: ast.Call, func: ast.Attribute) -> ast.expr | None:
-        """Returns the code for a method of a tensor that gives sizes; None for another one."""
-        if func.attr == "size":
-            shape = expr("{0}.shape", self.code(func.value))
-            given = [*node.args, *(key.value for key in node.keywords)]
-            return expr("{0}[{1}]", shape, self.code(given[0])) if given else shape
-        template = _SIZES.get(func.attr)
-        return None if template is None else expr(template, self.code(func.value))
-
     def _tensor_method(
         self, node: ast.Call, func: ast.Attribute, base: torch.Tensor, event: Event
     ) -> ast.expr:
         name = func.attr
-        size = self._size(node, func)
+        size = size_of(self.code, node, func)
         if size is not None:
             return size
         if name in numbers.METHODS:
@@ -471,7 +475,11 @@ class Expressions(walk.Expressions):
             type(item.value) is int and getattr(item.node, "id", "") in parameters for item in given
         )
         dialect, has_numbers = self.file.dialect, not varied
-        operations = Operations(dialect, given, tensors, self._key, has_numbers=has_numbers)
+        parts = [pair for other in self.events(node) for pair in other.parts.items()]
+        optional = {part for part, inner in parts if inner.value is None}
+        operations = Operations(
+            dialect, given, tensors, self._key, has_numbers=has_numbers, optional=optional
+        )
         made = operations.print(event.operations, event.value)
         match node, made:  # PyTorch has numbers on the right of what commutes
             case ast.BinOp(op=op), ast.BinOp(left, ast.Add() | ast.Mult(), right) if given:
@@ -488,10 +496,6 @@ class Expressions(walk.Expressions):
         )
 
 
-_OF_LAYERS = (
-    nn.utils.weight_norm, nn.utils.parametrizations.weight_norm,
-    nn.Transformer.generate_square_subsequent_mask,
-)  # fmt: skip
 _UNUSED = ("recompute_scale_factor", "antialias")  # of `interpolate`
 _OVER_ELEMENTS = (zip, enumerate, list, tuple, reversed, sum)  # of arrays, too
 _INFINITIES = (float("inf"),)

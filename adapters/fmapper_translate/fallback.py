@@ -199,6 +199,17 @@ def refuse_wrapper(recording: Recording, callee: Any, event: Event | None) -> No
     Those are of a decorator or a hook, which the file does not have.
     """
     target = getattr(type(callee), "forward", None) if isinstance(callee, nn.Module) else callee
+    if isinstance(callee, nn.Module) and any(
+        map(_norms_weights, callee._forward_pre_hooks.values())
+    ):
+        return  # the file's module does that
     if event is not None and event.operations and recording.function_of(target) is not None:
         names = ", ".join(dict.fromkeys(operation.name for operation in event.operations))
         raise NotTranscribed(f"a decorator or hook of it computes with tensors ({names})")
+
+
+def _norms_weights(hook: Any) -> bool:
+    return type(hook).__module__ in (
+        nn.utils.weight_norm.__module__,
+        nn.utils.spectral_norm.__module__,
+    )

@@ -213,12 +213,22 @@ def instrument(function: Function, number: Callable[[ast.AST], int]) -> types.Co
     free = ", ".join(original.co_freevars)
     outer = ast.parse(f"def _outer({free}):\n    pass").body[0]
     assert isinstance(outer, ast.FunctionDef)
-    outer.body = [copy]
+    owner = function.owner  # within a class, private names are those of the class
+    outer.body = [copy] if owner is None else [_class(owner.__name__, copy)]
+    if owner is not None and owner.__name__ not in original.co_freevars:
+        outer.body.insert(0, ast.Global([owner.__name__]))
     module = ast.fix_missing_locations(ast.Module([outer], []))
-    whole = compile(module, original.co_filename, "exec", dont_inherit=True)
-    (made,) = (item for item in whole.co_consts if isinstance(item, types.CodeType))
-    (code,) = (item for item in made.co_consts if isinstance(item, types.CodeType))
+    code = compile(module, original.co_filename, "exec", dont_inherit=True)
+    while code.co_name != _INNER:
+        (code,) = (item for item in code.co_consts if isinstance(item, types.CodeType))
     return code.replace(co_name=function.name, co_qualname=original.co_qualname)
+
+
+def _class(name: str, method: ast.stmt) -> ast.stmt:
+    made = ast.parse(f"class {name}:\n    pass").body[0]
+    assert isinstance(made, ast.ClassDef)
+    made.body = [method]
+    return made
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:

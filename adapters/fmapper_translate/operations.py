@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fmapper import ConversionError
-from fmapper.translation import Call, DType, Printing, Value, expr, literal
+from fmapper.translation import Call, DType, Printing, Value, expr, literal, text
 from fmapper_translate._private import operations_within, parameters_of
 from fmapper_translate.recording import Operation
 from fmapper_translate.targets.idioms import IDIOMS, VARIED
@@ -67,6 +68,7 @@ class Operations:
         tensors: Tensors by identity -> their code, as far as the expression's parts have them.
         key: Returns the code for a random key.
         has_numbers: Whether dimensions are numbers, which printers compute with.
+        optional: The expressions that are None another time.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class Operations:
         key: Callable[[], ast.expr],
         *,
         has_numbers: bool = True,
+        optional: Collection[ast.AST] = (),
     ) -> None:
+        self._optional = optional
         self._has_numbers = has_numbers
         self._key = key
         self._is_literal = False
@@ -85,6 +89,8 @@ class Operations:
         self._given = given
         self._has_integers = False  # with which a fraction counts as an array
         self._known: dict[int, Callable[[], ast.expr]] = dict(tensors)
+        self._results: list[torch.Tensor] = []
+        self._absent: set[str] = set()  # arguments that are None here
 
     def print(self, operations: Sequence[Operation], value: Any) -> ast.expr:
         """Returns the code for the value that operations give.
@@ -93,6 +99,8 @@ class Operations:
             NotTranscribed: It is not among their results, or one has no code.
         """
         for at, operation in enumerate(operations):
+            if not isinstance(operation.result, torch.Tensor | tuple | list):
+                continue  # as of a dtype
             last = at == len(operations) - 1
             printed = self._one(operation, value if last else None)
             self._hold(operation.result, printed)
@@ -114,6 +122,7 @@ class Operations:
     def _hold(self, result: Any, printed: ast.expr) -> None:
         if isinstance(result, torch.Tensor):
             self._known[id(result)] = lambda: printed
+            self._results.append(result)
         elif isinstance(result, tuple | list):
             for i, item in enumerate(result):
                 is_tuple = isinstance(printed, ast.Tuple)
@@ -145,7 +154,7 @@ class Operations:
         printed = next((code for code in tries if code is not None), None)
         if printed is not None:
             made: ast.expr = _Shapes().visit(literal(printed))
-            return made
+            return self._without_absent(made)
         try:
             helper = self._dialect.fallback(call)
         except ConversionError:
@@ -156,6 +165,13 @@ class Operations:
         return ast.Call(
             ast.Name(helper, ast.Load()), [self._plain(item) for item in args], keywords
         )
+
+    def _without_absent(self, made: ast.expr) -> ast.expr:
+        """Returns the code for a sum without its second part where that may be None."""
+        match made:
+            case ast.BinOp(product, ast.Add(), bias) if text(bias) in self._absent:
+                return expr("{0} if {1} is None else {2}", product, bias, made)
+        return made
 
     def _print(self, printer: Callable[..., Any], p: Printing, operation: Operation) -> Any:
         args, kwargs = self._arguments(operation)
@@ -213,6 +229,8 @@ class Operations:
 
     def _argument(self, operation: Operation, name: str, kind: str, at: int, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
+            same = (item for item in self._given if item.value is value)
+            self._absent |= {text(item.code()) for item in same if item.node in self._optional}
             return self._tensor(value)
         if isinstance(value, torch.dtype):
             codes = (item.code() for item in self._given if item.value is value)
@@ -221,6 +239,9 @@ class Operations:
             return code if is_dtype else DType(dtype_name(value))
         if isinstance(value, tuple | list) and value and isinstance(value[0], torch.Tensor):
             return self._sequence(value)
+        if name == "equation" and not self._is_literal:
+            same = [item for item in self._given if item.value == value]
+            return same[0].code() if same and not isinstance(same[0].node, ast.Constant) else value
         has_sizes = "SymInt" in kind or not self._has_numbers
         if isinstance(value, tuple | list) and has_sizes and not self._is_literal:
             return self._sizes(name, at, list(value))
@@ -234,6 +255,7 @@ class Operations:
             ]
             if absent and "Tensor" in kind:  # of the dtype of the others
                 tensors = (item for item in operation.args if isinstance(item, torch.Tensor))
+                self._absent.add(text(absent[0].code()))
                 return Value(absent[0].code(), dtype_name(next(tensors).dtype))
             return absent[0].code() if absent else None
         if isinstance(value, tuple | list):
@@ -248,6 +270,9 @@ class Operations:
 
     def _tensor(self, value: torch.Tensor) -> Any:
         code = self._known.get(id(value))
+        if code is None:  # PyTorch wraps some of its results anew, as that of `zeros_like`
+            twins = (x for x in reversed(self._results) if _is_view_of_all(x, value))
+            code = self._known.get(id(next(twins, None)))
         if code is None:
             raise NotTranscribed(
                 f"a tensor of {tuple(value.shape)} that none of the expression's parts is"
@@ -257,7 +282,9 @@ class Operations:
     def _sequence(self, values: Sequence[Any]) -> Any:
         for given in self._given:
             is_list = isinstance(given.value, tuple | list) and _is_same(given.value, values)
-            if is_list and not isinstance(given.node, ast.Tuple | ast.List):
+            parts = given.node.elts if isinstance(given.node, ast.Tuple | ast.List) else []
+            is_written = bool(parts) and not any(isinstance(x, ast.Starred) for x in parts)
+            if is_list and not is_written:
                 return ast.Starred(given.code(), ast.Load())
         return [self._tensor(item) for item in values]
 
@@ -266,7 +293,8 @@ class Operations:
         by_place = [self._given[at]] if 0 <= at < len(self._given) else []
         others = sorted(self._given, key=lambda item: bool(item.name))
         for given in [*by_name, *by_place, *others]:
-            if type(given.value) is type(value) and given.value == value:
+            is_number = type(given.value) is type(value) or isinstance(given.value, np.number)
+            if is_number and given.value == value:
                 try:
                     return plain(given.node)
                 except ValueError:

@@ -246,6 +246,7 @@ class Recording:
             del activation.log[len(activation.log) - len(event.operations) :]
             activation.log.append(event)
         is_made = isinstance(node, ast.Call) and isinstance(callee, type | functools.partial)
+        is_made = is_made and (not self.made or self.source.draws_values(value))
         if is_made and self.source.is_made_of_layers(value):
             self._note_maker(frame)
         return not value if node is self._turned else value

@@ -14,13 +14,19 @@ from torch import nn
 from fmapper.translation import expr, text
 from fmapper_translate import arrays, calls, contexts
 from fmapper_translate.constructors import initial_values
+from fmapper_translate.constructors.buffers import register_buffer
 from fmapper_translate.expressions import Expressions
 from fmapper_translate.fallback import operations_of
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries.ties import tie_arrays
 from fmapper_translate.printing.folding import is_constant
-from fmapper_translate.printing.selections import Selection, print_selection
+from fmapper_translate.printing.selections import (
+    Selection,
+    is_on_array,
+    print_check,
+    print_selection,
+)
 from fmapper_translate.targets import layers
 from fmapper_translate.targets.constructions import make_layer
 from fmapper_translate.walk import statements as walk
@@ -174,7 +180,7 @@ class Statements(walk.Statements):
             if tied is not None:
                 yield from tied
             elif self._file.target.is_tree:
-                yield self._set(target, self.code(value))
+                yield self.set_value(target, self.code(value))
             else:
                 yield arrays.share(self.expressions, target, value)
             return
@@ -191,9 +197,9 @@ class Statements(walk.Statements):
         code = self.code(value)
         if isinstance(target, ast.Attribute):
             code = self._attribute(target, value, code)
-        yield self._set(target, code)
+        yield self.set_value(target, code)
 
-    def _set(self, target: ast.expr, code: ast.expr) -> str:
+    def set_value(self, target: ast.expr, code: ast.expr) -> str:
         """Returns the statement that gives a variable or an attribute a value."""
         arrays.refuse_change(self.expressions, target)
         match target:
@@ -277,7 +283,7 @@ class Statements(walk.Statements):
         elif name == "__init__" and self.expressions.static(func)[0]:  # of a base that it names
             yield from self._super(ast.Call(func, call.args[1:], call.keywords))
         elif name == "register_buffer":
-            yield from self._buffer(call)
+            yield from register_buffer(self, call)
         elif name in _SETTERS and isinstance(func, ast.Attribute):
             owner, *codes = [text(self.code(item)) for item in (func.value, *call.args)]
             kinds = {*map(type, self.expressions.values(func.value))}
@@ -285,7 +291,7 @@ class Statements(walk.Statements):
             match call.args:
                 case [ast.Constant(str(name)), value] if not is_named and name.isidentifier():
                     part = ast.Attribute(func.value, name, ast.Store())
-                    yield self._set(part, self._attribute(part, value, self.code(value)))
+                    yield self.set_value(part, self._attribute(part, value, self.code(value)))
                     return
             named = f"{owner}.add_module(" if is_named else f"setattr({owner}, "
             is_list = kinds == {nn.ModuleList}  # whose next place is the name
@@ -420,28 +426,6 @@ class Statements(walk.Statements):
         more = [given] * self._file.takes_rngs(base)
         yield text(self.expressions.plain_call(call, func, more))
 
-    def _buffer(self, call: ast.Call) -> Iterator[str]:
-        keywords = {key.arg: key.value for key in call.keywords}
-        given = [*call.args, *keywords.values()]
-        name, value = given[0], given[1]
-        persistent = keywords.get("persistent", call.args[2] if len(call.args) > 2 else None)
-        values = self.expressions.values(persistent) if persistent is not None else []
-        is_saved = persistent is None or (
-            persistent.value if isinstance(persistent, ast.Constant) else all(values)
-        )
-        made = self._file.target.array("buffer" if is_saved else "constant", self.code(value))
-        if isinstance(value, ast.Constant) and value.value is None:
-            made = expr("None")
-        elif any(item is None for item in self.expressions.values(value)):
-            made = expr("None if {0} is None else {1}", self.code(value), made)
-        assert isinstance(call.func, ast.Attribute)
-        owner = text(self.code(call.func.value))
-        if isinstance(name, ast.Constant):
-            part = ast.Attribute(call.func.value, str(name.value), ast.Store())
-            yield self._set(part, made)
-        else:
-            yield f"setattr({owner}, {text(self.code(name))}, {text(made)})"
-
     # --- flow -------------------------------------------------------------------------------------
 
     def _leaves_out(self) -> bool:
@@ -475,6 +459,12 @@ class Statements(walk.Statements):
                 self._file.without_initial_values.add(self._function.owner)
             return
         yield from super()._for(node)
+
+    def _assert(self, node: ast.Assert) -> Iterator[str]:
+        if is_on_array(self.expressions, node.test):
+            yield print_check(self, node.test, node.msg or node.test)
+            return
+        yield from super()._assert(node)
 
     def _with(self, node: ast.With) -> Iterator[str]:
         managers = [item.context_expr for item in node.items]

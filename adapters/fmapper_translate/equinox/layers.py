@@ -179,10 +179,8 @@ class ConvTranspose2d(Conv2d):
         self, in_channels, out_channels, kernel_size, stride=1, padding=0, output_padding=0,
         groups=1, bias=True, dilation=1, *, key,
     ):  # fmt: skip
-        if groups != 1:
-            raise ValueError(f"{groups} groups")
         super().__init__(
-            out_channels, in_channels, kernel_size, stride, padding, dilation, bias=bias, key=key
+            out_channels, in_channels, kernel_size, stride, padding, dilation, groups, bias, key=key
         )
         self.in_channels, self.out_channels = in_channels, out_channels
         bound = math.prod(self.weight.shape[1:]) ** -0.5
@@ -192,10 +190,12 @@ class ConvTranspose2d(Conv2d):
     def __call__(self, x):
         reach = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
         sizes = zip(reach, self.padding, self.output_padding, strict=True)
+        kernel = jnp.flip(self.weight, (2, 3))
+        kernel = kernel.reshape(self.groups, -1, *kernel.shape[1:]).swapaxes(1, 2)
         y = jax.lax.conv_general_dilated(
-            x, jnp.flip(self.weight, (2, 3)).swapaxes(0, 1), (1, 1),
+            x, kernel.reshape(-1, *kernel.shape[2:]), (1, 1),
             [(r - p, r - p + more) for r, p, more in sizes], lhs_dilation=self.stride,
-            rhs_dilation=self.dilation,
+            rhs_dilation=self.dilation, feature_group_count=self.groups,
         )  # fmt: skip
         return y if self.bias is None else y + self.bias[:, None, None]
 

@@ -126,8 +126,12 @@ class EquinoxTarget(Target):
         name = _name_of_key(target) if isinstance(target, Function) else "key"
         return [ast.keyword(name, expr(_KEYS))]
 
-    def dropout(self, file: File, function: Function, *given: ast.expr) -> ast.expr:
+    def dropout(
+        self, file: File, function: Function, *given: ast.expr, dims: tuple[int, ...] = ()
+    ) -> ast.expr:
         """Returns a layer of dropout, and its call."""
+        if dims:
+            raise NotTranscribed("dropout of channels has no counterpart")
         array, rate, training = given
         return expr("eqx.nn.Dropout({1})({0}, key={2}, inference={3})",
                     array, rate, self.key(file, function), fold(negate(training)))  # fmt: skip

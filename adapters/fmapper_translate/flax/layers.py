@@ -202,8 +202,6 @@ class ConvTranspose1d(nnx.ConvTranspose):
         self, in_channels, out_channels, kernel_size, stride=1, padding=0, output_padding=0,
         groups=1, bias=True, dilation=1, *, rngs,
     ):  # fmt: skip
-        if groups != 1:
-            raise ValueError(f"{groups} groups")
         window, dilation = ntuple(kernel_size, self.rank), ntuple(dilation, self.rank)
         reach = [d * (k - 1) for d, k in zip(dilation, window, strict=True)]
         more = ntuple(output_padding, self.rank)
@@ -211,14 +209,28 @@ class ConvTranspose1d(nnx.ConvTranspose):
         bound = (out_channels * math.prod(window)) ** -0.5
         init = uniform_init(-bound, bound)
         super().__init__(
-            in_channels, out_channels, window, ntuple(stride, self.rank),
+            in_channels, out_channels // groups, window, ntuple(stride, self.rank),
             padding=[(r - p, r - p + more) for r, p, more in sizes],
             kernel_dilation=dilation, use_bias=bias, transpose_kernel=True,
             kernel_init=init, bias_init=init, rngs=rngs,
         )  # fmt: skip
+        self.groups, self.pads = groups, ntuple(padding, self.rank)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        if bias and groups > 1:
+            self.bias = nnx.Param(init(rngs.params(), (out_channels,)))
 
     def __call__(self, x):
-        return jnp.moveaxis(super().__call__(jnp.moveaxis(x, 1, -1)), -1, 1)
+        x = jnp.moveaxis(x, 1, -1)
+        if self.groups == 1:
+            return jnp.moveaxis(super().__call__(x), -1, 1)
+        parts = zip(*(jnp.split(y, self.groups, -1) for y in (x, self.kernel[...])), strict=True)
+        made = [
+            jax.lax.conv_transpose(part, kernel, self.strides, self.padding,
+                                   rhs_dilation=self.kernel_dilation, transpose_kernel=True)
+            for part, kernel in parts
+        ]  # fmt: skip
+        y = jnp.concatenate(made, axis=-1)
+        return jnp.moveaxis(y if self.bias is None else y + self.bias[...], -1, 1)
 
 
 class ConvTranspose2d(ConvTranspose1d):

@@ -17,7 +17,7 @@ _ROWS: dict[type, Layer] = {
     nn.Linear: Layer("Linear"),
     nn.Embedding: Layer("Embedding"),
     nn.EmbeddingBag: Layer("EmbeddingBag"),
-    nn.LayerNorm: Layer("LayerNorm", attributes={"eps": "epsilon"}),
+    nn.LayerNorm: Layer("LayerNorm", attributes={"eps": "epsilon"}, draws=False),
     nn.Dropout: Layer(
         "nnx.Dropout", {"p": "rate"}, {"rate": "0.5"}, attributes={"p": "rate"}
     ),
@@ -32,21 +32,21 @@ _ROWS: dict[type, Layer] = {
     nn.Conv1d: Layer("Conv1d", attributes=_OF_CONVOLUTIONS),
     nn.Conv2d: Layer("Conv2d", attributes=_OF_CONVOLUTIONS),
     nn.Conv3d: Layer("Conv3d", attributes=_OF_CONVOLUTIONS),
-    nn.ConvTranspose1d: Layer("ConvTranspose1d"),
-    nn.ConvTranspose2d: Layer("ConvTranspose2d"),
-    nn.ConvTranspose3d: Layer("ConvTranspose3d"),
-    nn.BatchNorm1d: Layer("BatchNorm1d"),
-    nn.BatchNorm2d: Layer("BatchNorm2d"),
-    nn.BatchNorm3d: Layer("BatchNorm3d"),
+    nn.ConvTranspose1d: Layer("ConvTranspose1d", attributes=_OF_CONVOLUTIONS),
+    nn.ConvTranspose2d: Layer("ConvTranspose2d", attributes=_OF_CONVOLUTIONS),
+    nn.ConvTranspose3d: Layer("ConvTranspose3d", attributes=_OF_CONVOLUTIONS),
+    nn.BatchNorm1d: Layer("BatchNorm1d", draws=False),
+    nn.BatchNorm2d: Layer("BatchNorm2d", draws=False),
+    nn.BatchNorm3d: Layer("BatchNorm3d", draws=False),
     nn.LSTM: Layer("LSTM"),
     nn.GRU: Layer("GRU"),
     nn.RNN: Layer("RNN"),
     nn.LSTMCell: Layer("LSTMCell"),
     nn.GRUCell: Layer("GRUCell"),
-    nn.GroupNorm: Layer("GroupNorm"),
-    nn.InstanceNorm1d: Layer("InstanceNorm2d"),
-    nn.InstanceNorm2d: Layer("InstanceNorm2d"),
-    nn.InstanceNorm3d: Layer("InstanceNorm2d"),
+    nn.GroupNorm: Layer("GroupNorm", draws=False),
+    nn.InstanceNorm1d: Layer("InstanceNorm2d", draws=False),
+    nn.InstanceNorm2d: Layer("InstanceNorm2d", draws=False),
+    nn.InstanceNorm3d: Layer("InstanceNorm2d", draws=False),
     nn.MaxPool1d: Layer("MaxPool1d", takes_rngs=False),
     nn.MaxPool2d: Layer("MaxPool2d", takes_rngs=False),
     nn.AvgPool1d: Layer("AvgPool1d", takes_rngs=False),
@@ -71,12 +71,14 @@ _ROWS: dict[type, Layer] = {
     nn.ModuleList: Layer("nnx.List", takes_rngs=False),
     nn.ModuleDict: Layer("ModuleDict", takes_rngs=False),
     nn.ParameterList: Layer("nnx.List", takes_rngs=False),
+    nn.ParameterDict: Layer("ModuleDict", takes_rngs=False),
     nn.Parameter: Layer("nnx.Param", {"data": "value"}, takes_rngs=False),
 }  # fmt: skip
 
 _FUNCTIONS: dict[Any, str] = {
     nn.utils.weight_norm: "add_weight_norm",
     nn.utils.parametrizations.weight_norm: "add_parametrized_weight_norm",
+    nn.utils.spectral_norm: "add_spectral_norm",
 }
 LAYERS = Layers(
     _ROWS, activations("nnx"), {**functions("nnx"), **_FUNCTIONS}, (recurrent, encoders, layers)

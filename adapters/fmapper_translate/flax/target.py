@@ -61,6 +61,7 @@ class FlaxTarget(Target):
     new_part = "nnx.data({0})"  # or it would stay a setting
     plain_list = "PlainList({0})"
     no_part = "nnx.Module()"
+    no_random_numbers = "nnx.Rngs(0)"
     copy = "clone({0}, rngs=rngs)"
 
     def source(self) -> ast.keyword:
@@ -90,10 +91,13 @@ class FlaxTarget(Target):
         is_drawing = isinstance(callee, Function) and callee in file.draws
         return [ast.keyword("rngs", self._rngs(file, function))] if is_drawing else []
 
-    def dropout(self, file: File, function: Function, *given: ast.expr) -> ast.expr:
+    def dropout(
+        self, file: File, function: Function, *given: ast.expr, dims: tuple[int, ...] = ()
+    ) -> ast.expr:
         """Returns a layer of dropout, and its call."""
         array, rate, training = given
-        return expr("nnx.Dropout({1})({0}, deterministic={3}, rngs={2})",
+        more = f", broadcast_dims={dims}" if dims else ""
+        return expr(f"nnx.Dropout({{1}}{more})({{0}}, deterministic={{3}}, rngs={{2}})",
                     array, rate, self._rngs(file, function), negate(training))  # fmt: skip
 
     def _rngs(self, file: File, function: Function) -> ast.expr:

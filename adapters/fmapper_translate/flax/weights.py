@@ -5,6 +5,7 @@ A file takes the source of what it names; `TIED` is a table of its own.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -41,21 +42,80 @@ def add_parametrized_weight_norm(layer, name="weight", dim=0):
 
 def norm_weights(layer, name, dim, find, places):
     """Keeps lengths and directions of an array in a part of a layer; returns the layer."""
-    kind = type(layer)
-    key, axes = next((k, axes) for k, (n, axes) in kind.source_arrays.items() if n == name)
-    array = getattr(layer, key)[...]
+    array = array_of(layer, name)[...]
+    key, axes = {n: (k, axes) for k, (n, axes) in names_of(layer).items()}.get(name, (name, None))
     array = array if axes is None else array.transpose([axes.index(i) for i in range(array.ndim)])
     rest = [axis for axis in range(array.ndim) if axis != dim]
 
-    def read(self):
+    def compute(self):
         lengths, directions = (getattr(find(self), place)[...] for place in places)
-        product = directions * (lengths / jnp.sqrt((directions**2).sum(rest, keepdims=True)))
-        return nnx.Param(product if axes is None else product.transpose(axes))
+        return directions * (lengths / jnp.sqrt((directions**2).sum(rest, keepdims=True)))
 
     setattr(find(layer), places[0], nnx.Param(jnp.sqrt((array**2).sum(rest, keepdims=True))))
     setattr(find(layer), places[1], nnx.Param(array))
+    return with_computed(layer, key, axes, compute)
+
+
+def with_computed(layer, key, axes, compute, **more):
+    """Has an array of a layer be computed, in the source's layout; returns the layer."""
+
+    def read(self):
+        array = compute(self)
+        return nnx.Param(array if axes is None else array.transpose(axes))
+
+    kind = type(layer)
     delattr(layer, key)
-    object.__setattr__(layer, "__class__", type(kind.__name__, (kind,), {key: property(read)}))
+    made = type(kind.__name__, (kind,), {key: property(read), **more})
+    object.__setattr__(layer, "__class__", made)
+    return layer
+
+
+def names_of(layer):
+    """Returns the arrays of a layer -> their names in the source, and their axes there."""
+    return getattr(layer, "source_arrays", {})
+
+
+def add_spectral_norm(layer, name="weight", n_power_iterations=1, eps=1e-12, dim=None):
+    """Has the array of a layer be divided by its largest singular value; returns the layer.
+
+    Each call in training brings two vectors closer to those of that value.
+    """
+    key, axes = {n: (k, axes) for k, (n, axes) in names_of(layer).items()}.get(name, (name, None))
+    array = array_of(layer, name)[...]
+    array = array if axes is None else array.transpose([axes.index(i) for i in range(array.ndim)])
+    if dim is None:
+        dim = 1 if isinstance(layer, nnx.ConvTranspose) else 0
+    places = (f"{name}_orig", f"{name}_u", f"{name}_v")
+
+    def matrix_of(array):
+        return jnp.moveaxis(array, dim, 0).reshape(array.shape[dim], -1)
+
+    def unit(vector):
+        return vector / jnp.maximum(jnp.sqrt((vector**2).sum()), eps)
+
+    def improve(matrix, u, v):
+        for _ in range(n_power_iterations):
+            v = unit(matrix.T @ u)
+            u = unit(matrix @ v)
+        return u, v
+
+    def compute(self):
+        array, u, v = (getattr(self, place)[...] for place in places)
+        u, v = map(jax.lax.stop_gradient, (u, v))
+        return array / (u @ (matrix_of(array) @ v))
+
+    def call(self, *args, **options):
+        if not self.deterministic:
+            array, u, v = (getattr(self, place) for place in places)
+            u[...], v[...] = improve(jax.lax.stop_gradient(matrix_of(array[...])), u[...], v[...])
+        return super(made, self).__call__(*args, **options)
+
+    rows, columns = matrix_of(array).shape
+    setattr(layer, places[0], nnx.Param(array))
+    setattr(layer, places[1], Buffer(unit(jnp.ones(rows))))
+    setattr(layer, places[2], Buffer(unit(jnp.ones(columns))))
+    layer.deterministic = False
+    made = type(with_computed(layer, key, axes, compute, __call__=call))
     return layer
 
 

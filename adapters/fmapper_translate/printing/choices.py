@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import types
 from typing import TYPE_CHECKING, Any
 
-from fmapper.translation import expr
+from fmapper.translation import expr, literal
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.printing.folding import ends, fold, is_constant, known_test
 from fmapper_translate.walk.errors import NotTranscribed
@@ -61,6 +62,22 @@ def _side(expressions: Expressions, choice: ast.IfExp, side: ast.expr) -> ast.ex
         if len(outcomes) != 1 or (side is choice.body) in outcomes:
             raise
         return expr("not_written()")
+
+
+def is_by_name(expressions: Expressions, value: Any) -> bool:
+    """Returns whether something is a class, or a function that a file has another one for."""
+    is_function = isinstance(value, types.FunctionType | types.BuiltinFunctionType)
+    return isinstance(value, type) or (is_function and value in expressions.file.layers.functions)
+
+
+def by_name(expressions: Expressions, node: ast.Call, key: ast.expr) -> ast.expr:
+    """Returns the code for `getattr(nn, name)`: a table of the classes that it gave."""
+    if isinstance(key, ast.Constant):
+        return expressions.reference(node, expressions.values(node)[0])
+    named = {item.parts[key].value: item.value for item in expressions.events(node)}
+    kinds = [expressions.reference(node, kind) for kind in named.values()]
+    table = ast.Dict([*map(literal, named)], kinds)
+    return ast.Subscript(table, expressions.code(key), ast.Load())
 
 
 def buffer(expressions: Expressions, node: ast.Call) -> ast.expr:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 
 import torch
+from torch import nn
 
 from fmapper.translation import expr
 from fmapper_translate.operations import Given
@@ -16,6 +17,7 @@ _ALIASES: dict[str, str | None] = {
     "axis": "dim",
     "keepdims": "keepdim",
 }  # names of NumPy's that PyTorch takes
+_LISTS = (tuple, list, nn.ParameterList)
 Code = Callable[[ast.expr], ast.expr]
 
 
@@ -64,7 +66,7 @@ def tensors_of(event: Event, print_code: Code) -> Iterator[tuple[int, Callable[[
         assert isinstance(part, ast.expr)
         if isinstance(inner.value, torch.Tensor):
             yield id(inner.value), functools.partial(print_code, part)
-        elif isinstance(inner.value, tuple | list) and not isinstance(part, ast.Tuple | ast.List):
+        elif isinstance(inner.value, _LISTS) and not isinstance(part, ast.Tuple | ast.List):
             for at, item in enumerate(inner.value):
                 if isinstance(item, torch.Tensor):
                     yield id(item), functools.partial(_element, print_code, part, at)
@@ -72,3 +74,20 @@ def tensors_of(event: Event, print_code: Code) -> Iterator[tuple[int, Callable[[
 
 def _element(print_code: Code, node: ast.expr, at: int) -> ast.expr:
     return expr(f"{{0}}[{at}]", print_code(node))
+
+
+# Methods of tensors that give sizes.
+_SIZES = {
+    "dim": "{0}.ndim", "ndimension": "{0}.ndim", "numel": "{0}.size", "nelement": "{0}.size",
+    "element_size": "{0}.itemsize",
+}  # fmt: skip
+
+
+def size_of(print_code: Code, node: ast.Call, func: ast.Attribute) -> ast.expr | None:
+    """Returns the code for a method of a tensor that gives sizes; None for another one."""
+    if func.attr == "size":
+        shape = expr("{0}.shape", print_code(func.value))
+        given = [*node.args, *(key.value for key in node.keywords)]
+        return expr("{0}[{1}]", shape, print_code(given[0])) if given else shape
+    template = _SIZES.get(func.attr)
+    return None if template is None else expr(template, print_code(func.value))

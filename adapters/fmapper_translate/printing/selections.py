@@ -68,11 +68,27 @@ def print_selection(statements: Statements, node: ast.If) -> Iterator[str]:
             inner = ast.copy_location(ast.If(test, node.body, []), node)
             yield from ("    " + line for line in print_selection(statements, inner))
             return
+    if not node.orelse and all(isinstance(item, ast.Raise) for item in node.body):
+        yield print_check(statements, ast.UnaryOp(ast.Not(), node.test), node.body[0])
+        return
     names = {item.id for item in statements.nodes if isinstance(item, ast.Name)}
     holds = next(name for name in map((_HOLDS + "{}").format, ("", *range(9))) if name not in names)
     yield f"{holds} = {text(_test(statements, node.test))}"
     for side, body in ((True, node.body), (False, node.orelse)):
         yield from statements.select_within(Selection(node, holds, side), body)
+
+
+def print_check(statements: Statements, test: ast.expr, origin: ast.AST) -> str:
+    """Returns the statement that raises where a condition on arrays does not hold, under jit too.
+
+    Args:
+        statements: The printer of the function.
+        test: The condition.
+        origin: What has the message: the first text in it.
+    """
+    texts = (x.value for x in ast.walk(origin) if isinstance(x, ast.Constant))
+    message = next((x for x in texts if isinstance(x, str)), ast.unparse(test))
+    return f"check({text(_test(statements, test))}, {message!r})"
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,10 @@ class Source(ABC):
     def is_made_of_layers(self, value: Any) -> bool:
         """Returns whether the functions in which an object was made have to be able to make it."""
 
+    def draws_values(self, value: Any) -> bool:
+        """Returns whether the first values of such an object are drawn."""
+        return True
+
     @abstractmethod
     def draws(self, operation: Operation) -> bool:
         """Returns whether an operation draws random numbers."""

@@ -45,6 +45,11 @@ class TorchSource(Source):
         layer = self._layers.base_of(type(value))
         return layer is not None and layer.takes_rngs
 
+    def draws_values(self, value: Any) -> bool:
+        """Returns whether the first values of such a layer are drawn."""
+        layer = self._layers.base_of(type(value))
+        return layer is not None and layer.draws
+
     def draws(self, operation: Operation) -> bool:
         """Returns whether an operation drew random numbers: not at a rate of 0 or in evaluation."""
         overload = operation.overload

@@ -60,6 +60,7 @@ class Target(ABC):
         is_tree: Whether modules are trees: with fixed attributes, and of each array one copy for
             each place, which says nothing of how it is trained.
         no_part: The code for a module without a class.
+        no_random_numbers: The code for what a layer is given that draws none.
         copy: The code for a copy of a module; the module itself where nothing changes it.
     """
 
@@ -87,6 +88,7 @@ class Target(ABC):
     plain_list: ClassVar[str] = "{0}"
     is_tree: ClassVar[bool] = False
     no_part: ClassVar[str] = ""
+    no_random_numbers: ClassVar[str] = ""
     copy: ClassVar[str] = "{0}"
 
     def refuse(self, file: File) -> None:  # noqa: B027
@@ -117,8 +119,20 @@ class Target(ABC):
         """Returns the random numbers that a call of a module or function is given, if any."""
 
     @abstractmethod
-    def dropout(self, file: File, function: Function, *given: ast.expr) -> ast.expr:
-        """Returns the code for dropout of an array, at a rate, in training or not."""
+    def dropout(
+        self, file: File, function: Function, *given: ast.expr, dims: tuple[int, ...] = ()
+    ) -> ast.expr:
+        """Returns the code for dropout of an array, at a rate, in training or not.
+
+        Args:
+            file: The file.
+            function: The function that calls it.
+            given: The code for the array, the rate, and whether it is in training.
+            dims: The dimensions that are dropped as one.
+
+        Raises:
+            NotTranscribed: The target has none of dimensions.
+        """
 
     @abstractmethod
     def read(self, array: ast.expr, value: Any, *, constructs: bool) -> ast.expr:

@@ -5,6 +5,7 @@ A file takes the source of those that it names.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -65,10 +66,23 @@ def expand(x, sizes):
     return jnp.broadcast_to(x, tuple(old if new == -1 else new for new, old in pairs))
 
 
+def pad(x, sizes):
+    """Puts zeros around the last dimensions: before and behind the last one, the one before it."""
+    ends = [(sizes[i], sizes[i + 1]) for i in range(len(sizes) - 2, -1, -2)]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - len(ends)) + ends)
+
+
 def chunk(x, count, axis=0):
     """Splits x into this many parts of one size, of which the last may be smaller or lacking."""
     size = -(-x.shape[axis] // count)
     return jnp.split(x, [*range(size, x.shape[axis], size)], axis)
+
+
+def call_in_order(parts, segments, x, **_options):
+    """Calls parts one after the other, each with the result of the one before."""
+    for part in parts:
+        x = part(x)
+    return x
 
 
 def with_attributes(module, **attributes):
@@ -131,6 +145,77 @@ def trunc_normal_init(mean=0.0, std=1.0, a=-2.0, b=2.0):
 def square_subsequent_mask(size, device=None, dtype=jnp.float32):
     """Returns what is added to scores so that nothing attends to what comes later."""
     return jnp.triu(jnp.full((size, size), -jnp.inf, dtype), 1)
+
+
+def reduction_of(losses, reduction):
+    """Returns the mean or the sum of losses, or these themselves."""
+    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+
+
+def kl_div(
+    input, target, size_average=None, reduce=None, reduction="mean", log_target=False
+):  # fmt: skip
+    """Returns the divergence of distributions, of which the first is given by its logarithms."""
+    if log_target:
+        losses = jnp.exp(target) * (target - input)
+    else:
+        losses = jax.scipy.special.xlogy(target, target) - target * input
+    if reduction == "batchmean":
+        return losses.sum() / input.shape[0]
+    return reduction_of(losses, reduction)
+
+
+def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
+    """Returns the negative log-likelihood of normal distributions."""
+    var = var + jax.lax.stop_gradient(jnp.maximum(var, eps) - var)
+    losses = 0.5 * (jnp.log(var) + (input - target) ** 2 / var)
+    return reduction_of(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
+
+
+def instance_norm(
+    input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True,
+    momentum=0.1, eps=1e-5,
+):  # fmt: skip
+    """Normalises each channel, which come second, of each example."""
+    if running_mean is not None:
+        raise ValueError("running statistics")
+    axes, shape = tuple(range(2, input.ndim)), (-1, *(1,) * (input.ndim - 2))
+    mean, var = input.mean(axes, keepdims=True), input.var(axes, keepdims=True)
+    y = (input - mean) * jax.lax.rsqrt(var + eps)
+    y = y if weight is None else y * weight.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)
+
+
+def cross_entropy(
+    input, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
+    reduction="mean", label_smoothing=0.0,
+):  # fmt: skip
+    """Returns the cross entropy of logits, whose classes come second, and labels or their rates."""
+    axis = min(1, input.ndim - 1)
+    count, rest = input.shape[axis], (1,) * (input.ndim - axis - 1)
+    scores = jax.nn.log_softmax(input, axis=axis)
+    scores = scores if weight is None else scores * weight.reshape(-1, *rest)
+    if target.shape == input.shape:
+        target = target * (1 - label_smoothing) + label_smoothing / count
+        losses, total = -(scores * target).sum(axis), input.size // count
+    else:
+        is_kept = target != ignore_index
+        labels = jnp.where(is_kept, target, 0)
+        losses = -jnp.take_along_axis(scores, jnp.expand_dims(labels, axis), axis).squeeze(axis)
+        if label_smoothing:
+            even = -scores.mean(axis)
+            losses = (1 - label_smoothing) * losses + label_smoothing * even
+        losses = jnp.where(is_kept, losses, 0)
+        total = jnp.where(is_kept, 1 if weight is None else weight[labels], 0).sum()
+    return losses.sum() / total if reduction == "mean" else reduction_of(losses, reduction)
+
+
+def local_response_norm(input, size, alpha=1e-4, beta=0.75, k=1.0):
+    """Divides by a power of the mean square of the channels around, which come second."""
+    ends = ((0, 0), (size // 2, (size - 1) // 2), *((0, 0),) * (input.ndim - 2))
+    squares = jnp.pad(input**2, ends)
+    total = sum(squares[:, i : i + input.shape[1]] for i in range(size))
+    return input / (k + alpha * total / size) ** beta
 
 
 def multi_head_attention_forward(

@@ -48,8 +48,21 @@ def _expand_dims(p: Printing, x: Value, dim: Any) -> Any:
     return expr("jnp.expand_dims({0}, {1})", x, dim)
 
 
-# Operations as one call for arrays of any number of dimensions.
-VARIED: dict[str, Callable[..., Any]] = {"aten::unsqueeze": _expand_dims}
+def _chunk_of_any(p: Printing, x: Value, chunks: Any, dim: Any = 0) -> Any:
+    return expr("chunk({0}, {1}, {2})", x, chunks, dim)
+
+
+def _split_any(p: Printing, x: Value, size: Any, dim: Any = 0) -> Any:
+    if isinstance(size, tuple):
+        return None
+    start, stop = literal(size), expr("{0}.shape[{1}]", x, dim)
+    return expr("jnp.split({0}, [*range({1}, {2}, {1})], axis={3})", x, start, stop, dim)
+
+
+# Operations as one call for arrays of any number of dimensions, or of any sizes.
+VARIED: dict[str, Callable[..., Any]] = {
+    "aten::unsqueeze": _expand_dims, "aten::chunk": _chunk_of_any, "aten::split": _split_any,
+}  # fmt: skip
 
 
 @_idiom("chunk")
@@ -137,6 +150,31 @@ def _broadcast(p: Printing, arrays: Any) -> Any:
     return ast.Call(expr("jnp.broadcast_arrays"), [literal(item) for item in listed], [])
 
 
+@_idiom("constant_pad_nd", "pad")
+def _pad(p: Printing, x: Value, sizes: Any, *rest: Any) -> Any:
+    made = [item.value for item in sizes if isinstance(item, ast.Subscript)]
+    is_one = len(made) == len(sizes) and len({*map(text, made)}) == 1
+    if not is_one or isinstance(made[0], ast.Name | ast.Attribute):
+        return None
+    mode = rest[0] if rest and isinstance(rest[0], str) else "constant"
+    numbers = [item for item in rest if not isinstance(item, str) and item is not None]
+    if mode != "constant" or numbers not in ([], [0], [0.0]):
+        return None
+    return expr("pad({0}, {1})", x, made[0])
+
+
+@_idiom("hstack", "vstack", "dstack", "column_stack")
+def _stack_along(p: Printing, arrays: Any) -> Any:
+    listed = arrays.value if isinstance(arrays, ast.Starred) else list(arrays)
+    name = p.call.op.removeprefix("aten::").partition(".")[0]
+    return expr(f"jnp.{name}({{0}})", listed)
+
+
+@_idiom("zero")
+def _zero(p: Printing, x: Value) -> Any:
+    return expr("jnp.zeros_like({0})", x)
+
+
 @_idiom("detach")
 def _detach(p: Printing, x: Value) -> Any:
     return expr("jax.lax.stop_gradient({0})", x)
@@ -176,14 +214,55 @@ def _max_pool(
                 x, window, tuple(strides), padding, ceil_mode)  # fmt: skip
 
 
+@_idiom("max_pool1d")
+def _max_pool_of_sequences(
+    p: Printing, x: Value, window: Any, strides: Any = (), padding: Any = (0,),
+    dilation: Any = (1,), ceil_mode: bool = False,
+) -> Any:  # fmt: skip
+    if set(dilation) != {1}:
+        return None
+    windows, steps = (1, *window), (1, *(strides or window))
+    return expr("max_pool({0}[..., None, :], {1}, {2}, padding={3}, ceil_mode={4})[..., 0, :]",
+                x, windows, steps, (0, *padding), ceil_mode)  # fmt: skip
+
+
+def _shape_of(x: Value) -> ast.expr:
+    node = literal(x)
+    is_new = isinstance(node, ast.Call) and text(node.func) in ("jnp.zeros", "jnp.empty")
+    if isinstance(node, ast.Call) and is_new:
+        return node.args[0]
+    is_like = isinstance(node, ast.Call) and text(node.func) in ("jnp.zeros_like", "jnp.empty_like")
+    return expr("{0}.shape", node.args[0] if isinstance(node, ast.Call) and is_like else x)
+
+
+@_idiom("exponential")
+def _exponential(p: Printing, x: Value, rate: Any = 1.0) -> Any:
+    drawn = expr("jax.random.exponential({0}, {1})", p.key(), _shape_of(x))
+    return drawn if rate == 1.0 else expr("{0} / {1}", drawn, rate)
+
+
+@_idiom("uniform")
+def _uniform(p: Printing, x: Value, low: Any = 0.0, high: Any = 1.0) -> Any:
+    drawn = expr("jax.random.uniform({0}, {1})", p.key(), _shape_of(x))
+    if (low, high) == (0.0, 1.0):
+        return drawn
+    return expr("{1} + ({2} - {1}) * {0}", drawn, low, high)
+
+
+@_idiom("normal")
+def _normal(p: Printing, x: Value, mean: Any = 0.0, std: Any = 1.0) -> Any:
+    if p.call.op != "aten::normal.default":
+        return None
+    drawn = expr("jax.random.normal({0}, {1})", p.key(), _shape_of(x))
+    drawn = drawn if std == 1.0 else expr("{0} * {1}", std, drawn)
+    return drawn if mean == 0.0 else expr("{0} + {1}", mean, drawn)
+
+
 @_idiom("bernoulli")
 def _bernoulli(p: Printing, x: Value, rate: Any = None) -> Any:
     if rate is None:
         return expr("jax.random.bernoulli({0}, {1}).astype({1}.dtype)", p.key(), x)
-    node = literal(x)
-    is_new = isinstance(node, ast.Call) and text(node.func) in ("jnp.zeros", "jnp.empty")
-    shape = node.args[0] if isinstance(node, ast.Call) and is_new else expr("{0}.shape", x)
-    drawn = expr("jax.random.bernoulli({0}, {1}, {2})", p.key(), rate, shape)
+    drawn = expr("jax.random.bernoulli({0}, {1}, {2})", p.key(), rate, _shape_of(x))
     return expr(f"{{0}}.astype(jnp.{_jax_dtype(p.dtype)})", drawn)
 
 

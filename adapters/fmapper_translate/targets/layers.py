@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint_sequential
 
 Order = tuple[int, ...] | None
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -27,6 +28,7 @@ class Layer:
         attributes: PyTorch's attributes -> those of this one.
         by_place: How many arguments are given by position, where `names` says which.
         takes_rngs: Whether its constructor takes random numbers.
+        draws: Whether its first values are drawn from these.
         is_one_number: Parameters that are one number, where PyTorch may be given a tuple of one.
         arrays: Its variables -> PyTorch's names, and the order of the dimensions, where they
             differ.
@@ -40,6 +42,7 @@ class Layer:
     attributes: Mapping[str, str] = field(default_factory=dict)
     by_place: int = 1
     takes_rngs: bool = True
+    draws: bool = True
     is_one_number: frozenset[str] = frozenset()
     arrays: Mapping[str, tuple[str, Order]] = field(default_factory=dict)
     keywords: Mapping[str, str] = field(default_factory=dict)
@@ -95,6 +98,11 @@ def functions(module: str) -> dict[Any, str]:
         torch.cos: "jnp.cos", torch.exp: "jnp.exp", torch.abs: "jnp.abs",
         torch.square: "jnp.square", nn.functional.interpolate: "interpolate",
         nn.Transformer.generate_square_subsequent_mask: "square_subsequent_mask",
+        nn.functional.kl_div: "kl_div", nn.functional.gaussian_nll_loss: "gaussian_nll_loss",
+        nn.functional.local_response_norm: "local_response_norm",
+        nn.functional.instance_norm: "instance_norm",
+        nn.functional.cross_entropy: "cross_entropy",
+        checkpoint_sequential: "call_in_order",
     }  # fmt: skip
 
 
@@ -179,9 +187,6 @@ def gap_of(module: nn.Module) -> str:
     instance = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
     if isinstance(module, instance) and module.track_running_stats:
         return f"{kind} with running statistics"
-    turned = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
-    if isinstance(module, turned) and module.groups != 1:
-        return f"{kind} with groups"
     if isinstance(module, nn.Softplus) and (module.beta, module.threshold) != (1, 20):
         return f"{kind} with another slope"
     is_pool = isinstance(module, nn.AvgPool1d | nn.AvgPool2d) and module.ceil_mode

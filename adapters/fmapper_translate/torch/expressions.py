@@ -51,7 +51,8 @@ class Expressions(walk.Expressions):
 
     # --- names ------------------------------------------------------------------------------------
 
-    def _reference(self, node: ast.expr, value: Any) -> ast.expr:
+    def reference(self, node: ast.expr, value: Any) -> ast.expr:
+        """Returns the code for something that a module defines."""
         known = self._counterpart(value)
         if known is not None:
             return known
@@ -72,7 +73,7 @@ class Expressions(walk.Expressions):
                 isinstance(base, types.ModuleType) and is_standard(base.__name__)
             )
             if is_static and is_place:
-                return ast.Attribute(self._reference(node.value, base), node.attr, ast.Load())
+                return ast.Attribute(self.reference(node.value, base), node.attr, ast.Load())
             if isinstance(value, float) and value == np.pi:
                 return expr("math.pi")
             if value is None or isinstance(value, bool | int | float):
@@ -151,7 +152,7 @@ class Expressions(walk.Expressions):
         if self.file.is_module(type(owner)):
             return self._of_module(node, owner, value)
         if isinstance(owner, types.ModuleType):
-            return self._reference(node, value)
+            return self.reference(node, value)
         if isinstance(owner, type) and self._counterpart(owner) is None and self._is_array(value):
             raise Unnamed(f"{ast.unparse(node)} is an array of a class")
         name = node.attr

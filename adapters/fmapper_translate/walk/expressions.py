@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fmapper.translation import literal, text
+from fmapper.translation import expr, literal, text
 from fmapper_translate.functions import Function
 from fmapper_translate.printing import choices
 from fmapper_translate.printing.folding import fold
@@ -66,6 +66,10 @@ class Expressions(ABC):
             node.name for node in function.nodes[1:] if isinstance(node, ast.FunctionDef)
         }  # fmt: skip
 
+    def binds(self, node: ast.expr) -> bool:
+        """Returns whether the function has a variable or parameter that an expression names."""
+        return any(isinstance(x, ast.Name) and x.id in self._bound for x in ast.walk(node))
+
     def code(self, node: ast.expr) -> ast.expr:
         """Returns the code for an expression, the same for all its evaluations.
 
@@ -89,6 +93,10 @@ class Expressions(ABC):
         events = self.events(call)
         part = events[0].parts.get(call.func) if events else None
         return part.value if part is not None else self.static(call.func)[1]
+
+    def call_of(self, call: ast.Call, callee: Any) -> ast.expr:
+        """Returns the code for a call that the source makes through another function."""
+        return self._call(call, callee, None)
 
     def _code(self, node: ast.expr) -> ast.expr:
         events = self.events(node)
@@ -165,7 +173,7 @@ class Expressions(ABC):
             case ast.Name() | ast.Attribute():
                 known, value = self.static(node)
                 if known:
-                    return self._reference(node, value)
+                    return self.reference(node, value)
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                     return ast.Attribute(self.code(node.value), node.attr, ast.Load())
                 raise self._at(node, "it did not run")
@@ -202,6 +210,11 @@ class Expressions(ABC):
         return False, None
 
     def _copy(self, node: ast.expr) -> ast.expr:
+        if isinstance(node, ast.Lambda) and not any(x in self._events for x in ast.walk(node.body)):
+            try:
+                return self._rebuild(node)  # type: ignore[no-any-return]
+            except NotTranscribed:
+                return expr("not_written")
         made = choices.print_choice(self, node)
         if made is not None:
             return made
@@ -259,7 +272,7 @@ class Expressions(ABC):
         return None
 
     @abstractmethod
-    def _reference(self, node: ast.expr, value: Any) -> ast.expr:
+    def reference(self, node: ast.expr, value: Any) -> ast.expr:
         """Returns the code for something that a module defines."""
 
     @abstractmethod
@@ -277,7 +290,7 @@ class Expressions(ABC):
     def _print(self, node: ast.expr, event: Event) -> ast.expr:
         match node:
             case ast.Name():
-                return node if node.id in self._bound else self._reference(node, event.value)
+                return node if node.id in self._bound else self.reference(node, event.value)
             case ast.Attribute():
                 return self._attribute(node, event)
             case ast.Call():

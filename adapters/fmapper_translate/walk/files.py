@@ -109,7 +109,9 @@ class File(ABC):
         if tuple in value.__bases__ and hasattr(value, "_fields"):  # of `namedtuple`
             self._imports["namedtuple"] = "from collections import namedtuple"
             names = ", ".join(map(repr, value._fields))
-            self._constants[value.__name__] = f"namedtuple({value.__name__!r}, [{names}])"
+            defaults = [*map(self.value, value._field_defaults.values())]
+            more = f", defaults={text(ast.List(defaults, ast.Load()))}" if defaults else ""
+            self._constants[value.__name__] = f"namedtuple({value.__name__!r}, [{names}]{more})"
             return True
         strange = (item for item in value.__mro__ if not self._is_own(item) and item is not object)
         if not self.has_methods(value) and not all(is_standard(x.__module__) for x in strange):

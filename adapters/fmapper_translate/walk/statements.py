@@ -116,6 +116,8 @@ class Statements:
     def _annotation(self, node: ast.expr | None) -> ast.expr | None:
         if node is None or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
             return None
+        if self.expressions.binds(node):  # which stands outside of the function
+            return None
         try:
             return self.code(node)
         except NotTranscribed:

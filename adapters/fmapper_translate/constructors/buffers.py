@@ -1,0 +1,48 @@
+"""Buffers that constructors register."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fmapper.translation import expr, text
+from fmapper_translate.walk.errors import NotTranscribed
+
+if TYPE_CHECKING:
+    from fmapper_translate.statements import Statements
+
+
+def register_buffer(statements: Statements, call: ast.Call) -> Iterator[str]:
+    """Prints `register_buffer`; nothing for what nobody reads or saves and has no counterpart.
+
+    Raises:
+        NotTranscribed: Its value has no counterpart.
+    """
+    expressions, file = statements.expressions, statements.expressions.file
+    keywords = {key.arg: key.value for key in call.keywords}
+    given = [*call.args, *keywords.values()]
+    name, value = given[0], given[1]
+    persistent = keywords.get("persistent", call.args[2] if len(call.args) > 2 else None)
+    values = expressions.values(persistent) if persistent is not None else []
+    is_saved = persistent is None or (
+        persistent.value if isinstance(persistent, ast.Constant) else all(values)
+    )
+    try:
+        code = expressions.code(value)
+    except NotTranscribed:
+        if is_saved or not isinstance(name, ast.Constant) or file.omissions.is_read(name.value):
+            raise
+        return
+    made = file.target.array("buffer" if is_saved else "constant", code)
+    if isinstance(value, ast.Constant) and value.value is None:
+        made = expr("None")
+    elif any(item is None for item in expressions.values(value)):
+        made = expr("None if {0} is None else {1}", code, made)
+    assert isinstance(call.func, ast.Attribute)
+    if isinstance(name, ast.Constant):
+        part = ast.Attribute(call.func.value, str(name.value), ast.Store())
+        yield statements.set_value(part, made)
+    else:
+        owner = text(expressions.code(call.func.value))
+        yield f"setattr({owner}, {text(expressions.code(name))}, {text(made)})"
