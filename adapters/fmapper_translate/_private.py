@@ -88,4 +88,5 @@ def operations_within(
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    return dict(torch.export.default_decompositions().items())
+    table: Any = torch.export.default_decompositions()
+    return dict(table.items())

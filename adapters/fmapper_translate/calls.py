@@ -194,7 +194,8 @@ def special(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr |
     if callee is checkpoint:  # which saves memory
         inner = ast.Call(call.args[0], call.args[1:], [])
         return expressions.call_of(inner, expressions.values(call.args[0])[0])
-    names = _NAMES_OF_PARAMETERS.get(getattr(callee, "__func__", None))
+    method: Any = getattr(callee, "__func__", None)
+    names = _NAMES_OF_PARAMETERS.get(method)
     constructs, is_tree = expressions.file.constructs, expressions.file.target.is_tree
     if names and not is_tree and not constructs(expressions.function):
         array = expressions.file.target.read(expr("array"), None, constructs=False)

@@ -240,8 +240,10 @@ class Operations:
         if isinstance(value, tuple | list) and value and isinstance(value[0], torch.Tensor):
             return self._sequence(value)
         if name == "equation" and not self._is_literal:
-            same = [item for item in self._given if item.value == value]
-            return same[0].code() if same and not isinstance(same[0].node, ast.Constant) else value
+            equal = [item for item in self._given if item.value == value]
+            return (
+                equal[0].code() if equal and not isinstance(equal[0].node, ast.Constant) else value
+            )
         has_sizes = "SymInt" in kind or not self._has_numbers
         if isinstance(value, tuple | list) and has_sizes and not self._is_literal:
             return self._sizes(name, at, list(value))

@@ -109,7 +109,7 @@ class File(ABC):
         if tuple in value.__bases__ and hasattr(value, "_fields"):  # of `namedtuple`
             self._imports["namedtuple"] = "from collections import namedtuple"
             names = ", ".join(map(repr, value._fields))
-            defaults = [*map(self.value, value._field_defaults.values())]
+            defaults = [*map(self.value, vars(value)["_field_defaults"].values())]
             more = f", defaults={text(ast.List(defaults, ast.Load()))}" if defaults else ""
             self._constants[value.__name__] = f"namedtuple({value.__name__!r}, [{names}]{more})"
             return True
