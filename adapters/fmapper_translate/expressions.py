@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 # Attributes of tensors that give Python's values.
 _ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "real", "imag", "itemsize", "nbytes"})
-_DEVICES = frozenset({"device", "dtype", "pin_memory", "requires_grad", "non_blocking"})
 _TABLES = frozenset({"_modules", "_parameters", "_buffers"})  # of modules
 NEW_NAMES = {"forward": "__call__"}
 
