@@ -90,3 +90,10 @@ def operations_within(
 def _decompositions() -> dict[Any, Any]:
     table: Any = torch.export.default_decompositions()
     return dict(table.items())
+
+
+def has_computed_weights(module: torch.nn.Module) -> bool:
+    """Returns whether a hook of `weight_norm` or `spectral_norm` computes weights of a module."""
+    norms = torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm
+    kinds = {norm.__module__ for norm in norms}
+    return any(type(hook).__module__ in kinds for hook in module._forward_pre_hooks.values())

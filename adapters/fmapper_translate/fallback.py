@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fmapper.translation import expr, literal, text
+from fmapper_translate._private import has_computed_weights
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.operations import Operations
@@ -199,17 +200,8 @@ def refuse_wrapper(recording: Recording, callee: Any, event: Event | None) -> No
     Those are of a decorator or a hook, which the file does not have.
     """
     target = getattr(type(callee), "forward", None) if isinstance(callee, nn.Module) else callee
-    if isinstance(callee, nn.Module) and any(
-        map(_norms_weights, callee._forward_pre_hooks.values())
-    ):
+    if isinstance(callee, nn.Module) and has_computed_weights(callee):
         return  # the file's module does that
     if event is not None and event.operations and recording.function_of(target) is not None:
         names = ", ".join(dict.fromkeys(operation.name for operation in event.operations))
         raise NotTranscribed(f"a decorator or hook of it computes with tensors ({names})")
-
-
-def _norms_weights(hook: Any) -> bool:
-    return type(hook).__module__ in (
-        nn.utils.weight_norm.__module__,
-        nn.utils.spectral_norm.__module__,
-    )
