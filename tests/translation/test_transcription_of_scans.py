@@ -61,6 +61,21 @@ class Collects(Net):
         return x, (*states, x), sums
 
 
+class Asked(Net):
+    """Collects what a call asks for."""
+
+    def forward(self, x, bias, states=False, sums=False):
+        all_states = () if states else None
+        all_sums = []
+        for block in self.blocks:
+            if states:
+                all_states = all_states + (x,)  # noqa: RUF005
+            x = block(x, bias)
+            if sums:
+                all_sums.append(x.sum())
+        return x, all_states, all_sums
+
+
 class Norm(nn.Module):
     """Has running statistics, which each block changes."""
 
@@ -197,6 +212,20 @@ def test_a_loop_over_blocks_is_a_scan(to):
     assert np.allclose(made(*arrays), model.eval()(*INPUTS).detach(), atol=1e-5)
 
 
+@pytest.mark.parametrize("to", ["flax", pytest.param("equinox", marks=pytest.mark.nightly)])
+def test_a_call_may_ask_what_is_collected(to):
+    model = Asked()
+    found = transcribe(model, INPUTS, target=to, scan=True)
+    made, arrays = run(found, model, INPUTS, to)
+    made = made.eval() or made if to == "flax" else eqx.nn.inference_mode(made)
+    for asked in ({}, {"states": True}, {"states": True, "sums": True}):
+        wanted = model.eval()(*INPUTS, **asked)
+        given = made(*arrays, **asked)
+        assert jax.tree.structure(given) == jax.tree.structure(wanted)
+        for mine, theirs in zip(jax.tree.leaves(given), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(mine, theirs.detach(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.nightly
 def test_the_program_has_one_block_of_which_each_begins_and_drops_differently():
     found = transcribe(Net(depth=6), INPUTS, target="flax", scan=True)
@@ -295,6 +324,15 @@ class Last(Net):
         return x + y
 
 
+class Keeps(Net):
+    def forward(self, x, bias):
+        known = {}
+        for block in self.blocks:
+            x = block(x, bias)
+            known.update(x=x)
+        return known["x"]
+
+
 class Numbered(Net):
     def forward(self, x, bias):
         for i, block in enumerate(self.blocks):
@@ -323,6 +361,7 @@ REFUSALS = {
     Shared: "up.weight is shared",
     Ends: "its loop may end early",
     Last: "`y` of the last block is read after its loop",
+    Keeps: "its loop changes `known`",
     Numbered: "its loop reads the number `i`",
     Changed: "its loop changes `self.last`",
 }

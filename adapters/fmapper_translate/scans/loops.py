@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,19 +20,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Collection:
+    """A list or tuple that each block adds an array to.
+
+    Attributes:
+        body: The statements among which it is added.
+        at: The place of the one that adds it.
+        value: The array.
+        brackets: Those of such a list or tuple.
+        is_conditional: Whether it is below a condition, the same one for all blocks.
+    """
+
+    body: list[ast.stmt]
+    at: int
+    value: ast.expr
+    brackets: tuple[str, str]
+    is_conditional: bool
+
+
+@dataclass(frozen=True)
 class Flow:
     """The variables of a loop over blocks.
 
     Attributes:
         block: The variable for the block.
         carried: Variables that a block changes for the next one, or for what follows.
-        collected: Lists and tuples that each block adds an array to -> the statement, what it
-            adds, and the brackets of such a list or tuple.
+        collected: Lists and tuples that each block adds an array to -> how.
     """
 
     block: str
     carried: tuple[str, ...]
-    collected: Mapping[str, tuple[ast.stmt, ast.expr, tuple[str, str]]]
+    collected: Mapping[str, Collection]
 
 
 def flow_of(function: Function, loop: ast.For, events: Mapping[ast.AST, Any]) -> Flow:
@@ -67,6 +86,11 @@ def flow_of(function: Function, loop: ast.For, events: Mapping[ast.AST, Any]) ->
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         and node.lineno < loop.lineno
     }  # fmt: skip
+    for node in inside:
+        match node:
+            case ast.Expr(ast.Call(ast.Attribute(ast.Name(name), method))):
+                if name in before - collected.keys() and not method.endswith("_"):
+                    raise NotTranscribed(f"its loop changes `{name}`")
     after = _first_loads(_rest_after(function.tree.body, loop))
     lost = sorted((assigned - before | {block.id}) & after)
     if lost:
@@ -100,16 +124,24 @@ def _variables(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _collections(
-    body: list[ast.stmt], inside: list[ast.AST], events: Mapping[ast.AST, Any]
-) -> Iterator[tuple[str, tuple[ast.stmt, ast.expr, tuple[str, str]]]]:
+    body: list[ast.stmt],
+    inside: list[ast.AST],
+    events: Mapping[ast.AST, Any],
+    *,
+    below: bool = False,
+) -> Iterator[tuple[str, Collection]]:
     """Returns the lists and tuples that a loop adds an array to, each in one statement.
 
     Raises:
         NotTranscribed: It adds something else.
     """
-    for statement in body:
+    for at, statement in enumerate(body):
         added: ast.expr | None = None
         match statement:
+            case ast.If():
+                for side in (statement.body, statement.orelse):
+                    yield from _collections(side, inside, events, below=True)
+                continue
             case ast.Expr(ast.Call(ast.Attribute(ast.Name(name), "append"), [value])):
                 added = ast.List([value])
             case ast.AugAssign(ast.Name(name), ast.Add(), ast.Tuple() | ast.List() as added):
@@ -126,7 +158,7 @@ def _collections(
         values = [event.value for event in events.get(value, ())]
         if len(uses) > len(own) or not all(isinstance(x, torch.Tensor) for x in values):
             raise NotTranscribed(f"its loop collects what is not one array in `{name}`")
-        yield name, (statement, value, pair)
+        yield name, Collection(body, at, value, pair, below)
 
 
 def _rest_after(body: list[ast.stmt], loop: ast.For) -> list[ast.stmt]:
@@ -183,13 +215,13 @@ def print_scan(
     elif isinstance(source, ast.Call):
         source = source.args[0]
     blocks = text(statements.code(source))
-    body, news = list(loop.body), {name: f"new_{name}" for name in flow.collected}
-    for name, (statement, value, _) in flow.collected.items():
-        new = ast.Assign([ast.Name(news[name], ast.Store())], value)
-        body[body.index(statement)] = ast.copy_location(new, statement)
+    news = {name: f"new_{name}" for name in flow.collected}
     carry, each = map(_one_or_all, (flow.carried, [*news.values()]))
     is_one = len(flow.carried) == 1
-    lines = [*([] if is_one else [f"{carry} = carry"]), *statements.block(body, strict=True)]
+    lines = [] if is_one else [f"{carry} = carry"]
+    lines += [f"{news[x]} = None" for x, how in flow.collected.items() if how.is_conditional]
+    with _collecting(flow.collected, news):
+        lines += statements.block(loop.body, strict=True)
     call, given = (
         f"call_{blocks.rpartition('.')[2]}",
         f"{carry if is_one else 'carry'}, {flow.block}",
@@ -200,8 +232,26 @@ def print_scan(
     yield f"    return {carry}, {each or None}"
     yield ""
     yield f"{carry}, {each or '_'} = {blocks}.scan({call}, {carry}{argument}{more})"
-    for name, (*_, (left, right)) in flow.collected.items():
-        yield f"{name} = {left}*{name}, *{news[name]}{right}"
+    for name, how in flow.collected.items():
+        left, right = how.brackets
+        if how.is_conditional:
+            yield f"if {news[name]} is not None:"
+        indent = "    " * how.is_conditional
+        yield f"{indent}{name} = {left}*{name}, *{news[name]}{right}"
+
+
+@contextlib.contextmanager
+def _collecting(collected: Mapping[str, Collection], news: Mapping[str, str]) -> Iterator[None]:
+    """Has statements assign what they add to a list or tuple to a variable instead."""
+    olds = {name: how.body[how.at] for name, how in collected.items()}
+    for name, how in collected.items():
+        new = ast.Assign([ast.Name(news[name], ast.Store())], how.value)
+        how.body[how.at] = ast.copy_location(new, olds[name])
+    try:
+        yield
+    finally:
+        for name, how in collected.items():
+            how.body[how.at] = olds[name]
 
 
 def _one_or_all(names: Sequence[str]) -> str:
