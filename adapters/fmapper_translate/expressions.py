@@ -323,8 +323,8 @@ class Expressions(walk.Expressions):
         if isinstance(node.func, ast.Attribute) and self.file.layers.is_forward(
             callee
         ):  # of a base
-            call = ast.Attribute(self.code(node.func.value), "__call__", ast.Load())
-            return self.plain_call(node, call, [])
+            method = ast.Attribute(self.code(node.func.value), "__call__", ast.Load())
+            return self.plain_call(node, method, [])
         if (getattr(callee, "__module__", None) or "").startswith("einops."):
             return self.plain_call(node, self.code(node.func))
         if callee in calls.WITH_COUNTERPARTS or calls.is_composed(self, node, callee):

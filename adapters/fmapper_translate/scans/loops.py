@@ -220,7 +220,7 @@ def print_scan(
     is_one = len(flow.carried) == 1
     lines = [] if is_one else [f"{carry} = carry"]
     lines += [f"{news[x]} = None" for x, how in flow.collected.items() if how.is_conditional]
-    with _collecting(flow.collected, news):
+    with _variables_for(flow.collected, news):
         lines += statements.block(loop.body, strict=True)
     call, given = (
         f"call_{blocks.rpartition('.')[2]}",
@@ -241,7 +241,7 @@ def print_scan(
 
 
 @contextlib.contextmanager
-def _collecting(collected: Mapping[str, Collection], news: Mapping[str, str]) -> Iterator[None]:
+def _variables_for(collected: Mapping[str, Collection], news: Mapping[str, str]) -> Iterator[None]:
     """Has statements assign what they add to a list or tuple to a variable instead."""
     olds = {name: how.body[how.at] for name, how in collected.items()}
     for name, how in collected.items():
