@@ -312,10 +312,10 @@ class Expressions(walk.Expressions):
                 func = func.value if is_object else func  # but `super().__call__(x)`
             changes = self.file.constructs(function)
             code = functools.partial(arrays.argument, self) if changes else self.code
-            call = self.plain_call(node, func, more, code)
+            plain = self.plain_call(node, func, more, code)
             if changes or not fallback.runs_on_host(self.file.recording, function):
-                return call
-            return ast.Call(expr("on_host"), [call.func, *call.args], call.keywords)
+                return plain
+            return ast.Call(expr("on_host"), [plain.func, *plain.args], plain.keywords)
         if callee is inspect.signature and self.file.target.is_tree:
             raise Unnamed("a signature, which keys for random numbers change")
         if callee is isinstance and event is not None:
