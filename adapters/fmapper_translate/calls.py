@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,10 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from fmapper.translation import expr, literal
 from fmapper_translate.constructors import initial_values
 from fmapper_translate.constructors.given_modules import take_apart
+from fmapper_translate.functions import Function
+from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.printing.folding import is_constant
+from fmapper_translate.recording import Recording
 from fmapper_translate.targets import distributions
 from fmapper_translate.walk.errors import NotTranscribed
 
@@ -59,10 +63,18 @@ def isinstance_(expressions: Expressions, call: ast.Call) -> ast.expr:
     if isinstance(tested, ast.Constant):
         return ast.Constant(isinstance(tested.value, expressions.values(kinds)[0]))
     listed = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
-    kept = [kind for kind in listed if not set(expressions.values(kind)) & expressions.file.absent]
+    absent = set() if any(expressions.values(call)) else expressions.file.absent
+    kept = [kind for kind in listed if not set(expressions.values(kind)) & absent]
     if not kept:
         return ast.Constant(False)
-    made = expressions.code(kept[0] if len(kept) == 1 else ast.Tuple(kept, ast.Load()))
+    are_records = any(library.is_record(type(x)) for x in expressions.values(value))
+    codes = [
+        expr(library.RECORD)
+        if are_records and dict in expressions.values(kind)
+        else expressions.code(kind)
+        for kind in kept
+    ]
+    made = codes[0] if len(codes) == 1 else ast.Tuple(codes, ast.Load())
     return expr("isinstance({0}, {1})", tested, made)
 
 
@@ -189,6 +201,11 @@ def special(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr |
     if isinstance(call.func, ast.Attribute):
         if isinstance(getattr(callee, "__self__", None), torch.Size):  # whose method is `numel`
             return expr("math.prod({0})", expressions.code(call.func.value))
+        if getattr(callee, "__func__", None) is nn.Module.named_children:
+            return expr("named_children({0})", expressions.code(call.func.value))
+        if getattr(callee, "__func__", None) is nn.Module.children:
+            parts = expr("named_children({0})", expressions.code(call.func.value))
+            return expr("[part for _, part in {0}]", parts)
         if is_placement(callee, call, expressions.values):
             return expressions.code(call.func.value)
     if callee is checkpoint:  # which saves memory
@@ -311,9 +328,33 @@ def has_no_effect(expressions: Expressions, call: ast.Call, callee: Any) -> bool
     """Returns whether a file does without a call: of hooks, devices or seeds."""
     name, constructs = getattr(call.func, "attr", ""), expressions.file.constructs
     seeds = getattr(callee, "__name__", "") in _SEEDS and constructs(expressions.function)
-    return name in _WITHOUT_EFFECT or seeds or is_placement(callee, call, expressions.values)
+    function = expressions.file.recording.function_of(callee)
+    is_silent = function is not None and only_logs(expressions.file.recording, function)
+    is_silent |= is_placement(callee, call, expressions.values)
+    return name in _WITHOUT_EFFECT or seeds or is_silent
 
 
+def only_logs(recording: Recording, function: Function) -> bool:
+    """Returns whether all that a function does is to log, or to warn."""
+    calls = (node for node in function.nodes if isinstance(node, ast.Call))
+    events = [(node, event) for node in calls for event in recording.events.get(node, ())]
+    callees = [x.parts[node.func].value if node.func in x.parts else None for node, x in events]
+    is_message = [*map(library.is_message, callees)]
+    is_harmless = [x in _PURE or isinstance(getattr(x, "__self__", None), str) for x in callees]
+    stored = [
+        item for node in function.nodes
+        for item in (node.targets if isinstance(node, ast.Assign) else ())
+    ]  # fmt: skip
+    return (
+        any(is_message)
+        and all(map(operator.or_, is_message, is_harmless))
+        and all(isinstance(x, ast.Name) for x in stored)
+        and all(isinstance(x, _QUIET) for x in function.nodes[1:] if isinstance(x, ast.stmt))
+    )
+
+
+_PURE = (isinstance, len, str, type, hasattr)
+_QUIET = (ast.Assign, ast.Expr, ast.If, ast.Pass)
 _SEEDS = frozenset({"manual_seed", "manual_seed_all", "seed"})
 _WITHOUT_EFFECT = frozenset({  # hooks of state dicts, and the place of weights in memory
     "flatten_parameters",

@@ -292,6 +292,9 @@ class Expressions(walk.Expressions):
             layer = self.file.layers.layer_of(kind)
             if layer is not None:
                 return make_partial(self.code, node, kind, layer)
+            given = [str(key.arg) for key in node.keywords]
+            if kind in self.file.layers.activations and layers.IGNORED.issuperset(given):
+                return self.code(node.args[0])
         function = self.file.recording.function_of(callee)
         if function is None and not isinstance(callee, type):  # an object that is called
             function = self.file.recording.function_of(

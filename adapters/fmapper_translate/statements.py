@@ -36,6 +36,7 @@ from fmapper_translate.walk.statements import SIGNS, bare
 if TYPE_CHECKING:
     from fmapper_translate.files import File
 
+_FIXED = "a module's attributes have fixed names there"
 _SETTERS = frozenset({"add_module", "register_module", "register_parameter"})
 
 
@@ -159,6 +160,12 @@ class Statements(walk.Statements):
             if owners and isinstance(owners[0], torch.Tensor):
                 yield arrays.write_part(self.expressions, target, value)
                 return
+            if isinstance(target.value, ast.Attribute) and target.value.attr == "_modules":
+                if self._file.target.is_tree:
+                    raise NotTranscribed(_FIXED)
+                codes = map(self.code, (target.value.value, target.slice, value))
+                yield f"setattr({', '.join(map(text, codes))})"
+                return
         if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
             yield from self._freeze(target.value, value)
             return
@@ -278,7 +285,7 @@ class Statements(walk.Statements):
         func, callee = call.func, self.expressions.callee(call)
         name = func.attr if isinstance(func, ast.Attribute) else ""
         owner = getattr(callee, "__self__", None)
-        if name == "__init__" and isinstance(func, ast.Attribute) and _is_super(func.value):
+        if name == "__init__" and text(func).startswith("super("):
             yield from self._super(call)
         elif name == "__init__" and self.expressions.static(func)[0]:  # of a base that it names
             yield from self._super(ast.Call(func, call.args[1:], call.keywords))
@@ -296,7 +303,7 @@ class Statements(walk.Statements):
             named = f"{owner}.add_module(" if is_named else f"setattr({owner}, "
             is_list = kinds == {nn.ModuleList}  # whose next place is the name
             if self._file.target.is_tree and not is_named and not is_list:
-                raise NotTranscribed("a module's attributes have fixed names there")
+                raise NotTranscribed(_FIXED)
             yield f"{owner}.append({codes[1]})" if is_list else f"{named}{', '.join(codes)})"
         elif (
             callee is print
@@ -411,11 +418,10 @@ class Statements(walk.Statements):
     def _super(self, call: ast.Call) -> Iterator[str]:
         owner = self._function.owner
         assert owner is not None
-        base = next((item for item in owner.__mro__[1:] if "__init__" in vars(item)), object)
+        made = (item for item in owner.__mro__[1:] if "__init__" in vars(item))
+        base = next((item for item in made if not library.lacks(item)), object)
         given = self._file.target.source()
         if base is nn.Module or base is object:
-            return
-        if library.is_of_library(base.__module__) and library.counterpart_of(base) is None:
             return
         left = self._file.omissions.left_out(self._function, call, base)
         call = ast.Call(call.func, call.args, [key for key in call.keywords if key not in left])
@@ -479,9 +485,3 @@ class Statements(walk.Statements):
             yield from self.block(node.body)
         else:
             raise NotTranscribed("with has no counterpart")
-
-
-def _is_super(node: ast.expr) -> bool:
-    return (
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
-    )

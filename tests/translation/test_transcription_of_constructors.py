@@ -1,6 +1,8 @@
 """Constructors in transcribed files: what they were given, and classes that they choose by name."""
 
 import ast
+import logging
+from functools import partial
 
 import pytest
 
@@ -271,3 +273,108 @@ def test_what_a_loop_over_numbers_gives_is_recorded_once():
     twin = names["make_model"](rngs=nnx.Rngs(0))
     names["load_weights"](twin, {name: x.numpy() for name, x in made.weights.items()})
     assert jnp.allclose(twin(jnp.array(X)), model(X).detach().numpy(), atol=1e-5)
+
+
+class Frozen(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.register_buffer("weight", torch.ones(count))
+        self.register_buffer("mean", torch.zeros(count))
+
+    def forward(self, x):
+        return (x - self.mean[:, None]) * self.weight[:, None]
+
+
+def freeze_norms(model):
+    for name, module in model.named_children():
+        if isinstance(module, nn.BatchNorm1d):
+            new = Frozen(module.num_features)
+            new.weight.copy_(module.weight)
+            new.mean.copy_(module.running_mean)
+            model._modules[name] = new
+        if len(list(module.children())) > 0:
+            freeze_norms(module)
+
+
+class Normed(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv1d(1, width, 1), nn.BatchNorm1d(width), nn.ReLU())
+        self.last = nn.ModuleList([nn.BatchNorm1d(width)])
+        with torch.no_grad():
+            freeze_norms(self)
+
+    def forward(self, x):
+        return self.last[0](self.body(x[:, None]))
+
+
+def test_parts_that_are_replaced_by_name_are_replaced_in_the_file():
+    model = Normed()
+    with torch.no_grad():
+        for array in model.state_dict().values():
+            array.uniform_(0.5, 1.5)
+    made = transcribe(model, (X,))
+    assert (
+        "        for name, module in named_children(model):\n".replace("    ", "", 1) in made.code
+    )
+    names = {}
+    exec(made.whole, names)
+    twin = names["make_model"](rngs=nnx.Rngs(0))
+    assert type(twin.body[1]).__name__ == type(twin.last[0]).__name__ == "Frozen"
+    names["load_weights"](twin, {name: x.numpy() for name, x in made.weights.items()})
+    assert jnp.allclose(twin(jnp.array(X)), model(X).detach().numpy(), atol=1e-5)
+
+
+def tell(kind):
+    name = kind.__name__
+    if not name.startswith("A"):
+        name = f"of tests: {name}"
+    logging.getLogger(__name__).debug(name)
+
+
+class Stage:
+    """A width and a depth, of which it does not keep what it was given."""
+
+    def __init__(self, width, act, factor=1.0):
+        self.width = self.rounded(width, factor)
+        self.act = act
+
+    @staticmethod
+    def rounded(width, factor):
+        return int(width * factor)
+
+
+class Wide(nn.Module):
+    def __init__(self, stages, inner=partial(nn.SiLU, inplace=True)):  # noqa: B008
+        super().__init__()
+        tell(type(self))
+        if not all(isinstance(item, Stage) for item in stages):
+            raise TypeError("stages")
+        self.layers = nn.ModuleList([nn.Linear(4, stage.width) for stage in stages])
+        self.acts = [stage.act() for stage in stages]
+        self.inner = inner()
+        self.width = stages[0].rounded(stages[0].width, 1.0)
+
+    def forward(self, x):
+        return [self.inner(act(layer(x))) for act, layer in zip(self.acts, self.layers)]  # noqa: B905
+
+
+def test_settings_whose_arguments_are_not_known_keep_their_class():
+    model = Wide([Stage(4, nn.ReLU, 1.5), Stage(3, nn.Tanh, 1.4)])
+    made = transcribe(model, (X,), ((model_stages(model),), {}))
+    assert "with_attributes(object.__new__(Stage), width=6, act=ReLU)" in made.example
+    assert "    @staticmethod\n    def rounded(width, factor):" in made.code
+    assert "tell" not in made.code
+    names = {}
+    exec(made.whole, names)
+    twin = names["make_model"](rngs=nnx.Rngs(0))
+    names["load_weights"](twin, {name: x.numpy() for name, x in made.weights.items()})
+    for ours, theirs in zip(twin(jnp.array(X)), model(X), strict=True):
+        assert jnp.allclose(ours, theirs.detach().numpy(), atol=1e-5)
+    assert len(names["Wide"]([names["Stage"](2, names["ReLU"])], rngs=nnx.Rngs(0)).layers) == 1
+
+
+def model_stages(model):
+    """The settings of a model as they are."""
+    kinds = (nn.ReLU, nn.Tanh)
+    return [Stage(x.out_features, act) for x, act in zip(model.layers, kinds, strict=True)]

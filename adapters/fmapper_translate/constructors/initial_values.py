@@ -110,6 +110,8 @@ def initialize_by_method(expressions: Expressions, call: ast.Call, func: ast.Att
 # Methods that list what is in a module -> the heads of loops over it; None for those without.
 _LISTINGS: Mapping[Any, str | None] = {
     nn.Module.modules: "_, {0} in iter_modules({1})",
+    nn.Module.children: "_, {0} in named_children({1})",
+    nn.Module.named_children: "{0} in named_children({1})",
     nn.Module.parameters: "_, {0} in named_parameters({1})",
     nn.Module.named_parameters: "{0} in named_parameters({1})",
     nn.Module.named_modules: None,
@@ -133,7 +135,8 @@ def loop_head(expressions: Expressions, node: ast.For) -> str | None:
     if method not in _LISTINGS:
         return None
     template = _LISTINGS[method]
-    if template is None or node.iter.args or node.iter.keywords:
+    is_lacking = expressions.file.target.is_tree and "children" in str(template)
+    if template is None or is_lacking or node.iter.args or node.iter.keywords:
         raise NotTranscribed(f"{ast.unparse(node.iter)} has no counterpart")
     target = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
     names = ", ".join(map(ast.unparse, target))

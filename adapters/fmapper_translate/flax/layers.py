@@ -255,7 +255,7 @@ class BatchNorm2d(nnx.Module):
     }  # fmt: skip
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, *, rngs=None):
-        self.eps, self.momentum = eps, momentum
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.scale = nnx.Param(jnp.ones(num_features)) if affine else None
         self.bias = nnx.Param(jnp.zeros(num_features)) if affine else None
         self.mean = nnx.BatchStat(jnp.zeros(num_features))

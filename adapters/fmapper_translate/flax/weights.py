@@ -143,6 +143,12 @@ def named_parameters(model):
             yield name, variable
 
 
+def named_children(module):
+    """Returns the name of each part of a module in the source, and the part."""
+    parts = {name: part for name, part in vars(module).items() if isinstance(part, nnx.Module)}
+    return [(name, part) for name, part in parts.items() if not getattr(part, "is_plain", False)]
+
+
 def freeze(part):
     """Has a parameter, or those of a module, not be trained."""
     arrays = [part] if isinstance(part, nnx.Variable) else [x for _, x in named_parameters(part)]

@@ -19,6 +19,7 @@ from unittest import mock
 from torch import nn
 
 _LIBRARY = "transformers"
+RECORD = "ModelOutput"  # the class of records, which are dicts in the library
 MODULE = "Module"  # the class of the target's modules
 # Modules of the library that are written like a model's, though they are not in `models`.
 _OF_MODELS = (
@@ -110,7 +111,13 @@ def is_nothing(value: Any) -> bool:
 
 def is_message(callee: Any) -> bool:
     """Returns whether something that is called warns or logs."""
-    return getattr(callee, "__module__", None) in ("logging", "warnings", "_warnings")
+    is_of_logging = getattr(callee, "__module__", None) in ("logging", "warnings", "_warnings")
+    return is_of_logging or getattr(callee, "__name__", "") == "_log_api_usage_once"
+
+
+def lacks(cls: type) -> bool:
+    """Returns whether a file has nothing for a class of a library, such as a mixin."""
+    return is_of_library(cls.__module__) and counterpart_of(cls) is None
 
 
 def shorten(document: str) -> str:

@@ -14,13 +14,13 @@ import textwrap
 import tokenize
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fmapper.translation import Helper, expr, literal, text
-from fmapper_translate.functions import Function, is_standard
+from fmapper_translate.functions import Function, is_standard, names_in
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries.configs import Configs
 from fmapper_translate.libraries.omissions import Omissions
@@ -221,7 +221,11 @@ class File(ABC):
             return expr(f"np.array({{0}}, np.{value.dtype.name})", self.value(value.tolist()))
         kept = getattr(value, "__dict__", {})
         if self._is_own(type(value)) and kept:  # of what it was made is not known
-            return self._keywords("SimpleNamespace", kept)
+            if not self._is_whole(type(value)) or not self.add(type(value)):
+                return self._keywords("SimpleNamespace", kept)
+            call = self._keywords("with_attributes", kept)
+            shell = expr("object.__new__({0})", expr(type(value).__name__))
+            return ast.Call(call.func, [shell], call.keywords)
         if isinstance(value, functools.partial):
             keywords = [
                 ast.keyword(name, self.value(item)) for name, item in value.keywords.items()
@@ -238,7 +242,17 @@ class File(ABC):
         except TypeError as error:
             raise NotTranscribed(f"{value!r} cannot be written to a file") from error
 
-    def _keywords(self, name: str, given: Mapping[str, Any]) -> ast.expr:
+    def _is_whole(self, cls: type) -> bool:
+        """Returns whether a file can have all that the text of a class names."""
+        values = [x for base in cls.__mro__[:-1] for _, x in names_in(base)]
+        return hasattr(self.helpers[-1], "with_attributes") and all(
+            isinstance(x, _PLAIN)
+            or is_standard(getattr(inspect.getmodule(x), "__name__", ""))
+            or (isinstance(x, type) and self._is_own(x)) or self.recording.function_of(x)
+            for x in values
+        )  # fmt: skip
+
+    def _keywords(self, name: str, given: Mapping[str, Any]) -> ast.Call:
         """Returns the call of a class with keywords."""
         keywords = [ast.keyword(key, self.value(item)) for key, item in given.items()]
         return ast.Call(expr(name), [], keywords)
@@ -336,18 +350,32 @@ class File(ABC):
         return len(self._classes) + len(self._functions) + len(self.configs)
 
     def _in_order(self, printed: Mapping[Any, str]) -> list[str]:
-        """Puts classes behind their bases, and what is left in the order of the source."""
+        """Puts classes behind their bases and what defaults name, else as in the source."""
         ordered: dict[Any, str] = {}
+        seen: set[Any] = set()
 
-        def visit(item: type | Function) -> None:
-            if item in printed and item not in ordered:
-                for base in item.__bases__ if isinstance(item, type) else ():
-                    visit(base)
+        def visit(item: Any) -> None:
+            if item in printed and item not in seen:
+                seen.add(item)
+                for other in (*getattr(item, "__bases__", ()), *self._in_defaults(item)):
+                    visit(other)
                 ordered[item] = printed[item]
 
         for item in sorted(printed, key=_place):
             visit(item)
         return list(ordered.values())
+
+    def _in_defaults(self, item: type | Function) -> Iterator[Any]:
+        """Yields the classes and functions that defaults of a function, or of methods, name."""
+        for function in self.recording.functions:
+            if item not in (function, function.owner):
+                continue
+            args = function.tree.args
+            for default in (*args.defaults, *filter(None, args.kw_defaults)):
+                for node in ast.walk(default):
+                    name = node.id if isinstance(node, ast.Name) else ""
+                    value = function.target.__globals__.get(name)
+                    yield value if isinstance(value, type) else self.recording.function_of(value)
 
     def _print_class(self, cls: type) -> str:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
@@ -401,16 +429,16 @@ class File(ABC):
         return True
 
     def _print_plain_class(self, cls: type, tree: ast.ClassDef) -> str:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                value = vars(sys.modules[cls.__module__]).get(node.id)
-                module = getattr(value, "__module__", None)
-                if isinstance(value, types.ModuleType):
-                    self._add_module(node.id, value)
-                elif isinstance(module, str) and is_standard(module):
-                    self._imports[node.id] = f"from {module} import {node.id}"
-                elif isinstance(value, _PLAIN):
-                    self._constants[node.id] = text(literal(value))
+        for name, value in names_in(cls):
+            module = getattr(value, "__module__", None)
+            if isinstance(value, types.ModuleType):
+                self._add_module(name, value)
+            elif isinstance(module, str) and is_standard(module):
+                self._imports[name] = f"from {module} import {name}"
+            elif isinstance(value, _PLAIN):
+                self._constants[name] = text(literal(value))
+            else:
+                self.add(value)
         lines = textwrap.dedent(inspect.getsource(cls)).rstrip().splitlines()
         notes = [
             note for node in ast.walk(tree) for name in ("annotation", "returns")
