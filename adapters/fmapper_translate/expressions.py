@@ -316,18 +316,15 @@ class Expressions(walk.Expressions):
             changes = self.file.constructs(function)
             code = functools.partial(arrays.argument, self) if changes else self.code
             plain = self.plain_call(node, func, more, code)
-            if changes or not fallback.runs_on_host(self.file.recording, function):
-                return plain
-            return ast.Call(expr("on_host"), [plain.func, *plain.args], plain.keywords)
+            if not changes and fallback.runs_on_host(self.file.recording, function):
+                return ast.Call(expr("on_host"), [plain.func, *plain.args], plain.keywords)
+            return plain
         if callee is inspect.signature and self.file.target.is_tree:
             raise Unnamed("a signature, which keys for random numbers change")
         if callee is isinstance and event is not None:
             return calls.isinstance_(self, node)
-        if isinstance(node.func, ast.Attribute) and self.file.layers.is_forward(
-            callee
-        ):  # of a base
-            method = ast.Attribute(self.code(node.func.value), "__call__", ast.Load())
-            return self.plain_call(node, method, [])
+        if isinstance(node.func, ast.Attribute) and self.file.layers.is_forward(callee):
+            return self.plain_call(node, expr("{0}.__call__", self.code(node.func.value)), [])
         if (getattr(callee, "__module__", None) or "").startswith("einops."):
             return self.plain_call(node, self.code(node.func))
         if callee in calls.WITH_COUNTERPARTS or calls.is_composed(self, node, callee):

@@ -181,19 +181,6 @@ def _read(target: types.FunctionType, owner: type | None) -> Function | None:
     return Function(target, owner, tree, source.splitlines(), nodes=list(ast.walk(tree)))
 
 
-def names_in(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yields the names of its module that a class reads, but for annotations, and their values."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    notes = {
-        item for node in ast.walk(tree) for name in ("annotation", "returns")
-        for item in ast.walk(getattr(node, name, None) or ast.Pass())
-    }  # fmt: skip
-    space = vars(sys.modules[cls.__module__])
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node not in notes and node.id in space:
-            yield node.id, space[node.id]
-
-
 # --- code that tells what its expressions give ----------------------------------------------------
 
 _INNER = "__recorded_function__"

@@ -14,18 +14,19 @@ import textwrap
 import tokenize
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fmapper.translation import Helper, expr, literal, text
-from fmapper_translate.functions import Function, is_standard, names_in
+from fmapper_translate.functions import Function, is_standard
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries.configs import Configs
 from fmapper_translate.libraries.omissions import Omissions
 from fmapper_translate.printing.comments import quote
 from fmapper_translate.recording import Recording
+from fmapper_translate.walk.definitions import PLAIN, in_defaults, is_whole, names_in
 from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.walk.statements import Statements
 
@@ -221,7 +222,9 @@ class File(ABC):
             return expr(f"np.array({{0}}, np.{value.dtype.name})", self.value(value.tolist()))
         kept = getattr(value, "__dict__", {})
         if self._is_own(type(value)) and kept:  # of what it was made is not known
-            if not self._is_whole(type(value)) or not self.add(type(value)):
+            can_be_whole = any(hasattr(item, "with_attributes") for item in self.helpers)
+            can_be_whole &= is_whole(self.recording, type(value), self._is_own)
+            if not can_be_whole or not self.add(type(value)):
                 return self._keywords("SimpleNamespace", kept)
             call = self._keywords("with_attributes", kept)
             shell = expr("object.__new__({0})", expr(type(value).__name__))
@@ -241,16 +244,6 @@ class File(ABC):
             return literal(value)
         except TypeError as error:
             raise NotTranscribed(f"{value!r} cannot be written to a file") from error
-
-    def _is_whole(self, cls: type) -> bool:
-        """Returns whether a file can have all that the text of a class names."""
-        values = [x for base in cls.__mro__[:-1] for _, x in names_in(base)]
-        return hasattr(self.helpers[-1], "with_attributes") and all(
-            isinstance(x, _PLAIN)
-            or is_standard(getattr(inspect.getmodule(x), "__name__", ""))
-            or (isinstance(x, type) and self._is_own(x)) or self.recording.function_of(x)
-            for x in values
-        )  # fmt: skip
 
     def _keywords(self, name: str, given: Mapping[str, Any]) -> ast.Call:
         """Returns the call of a class with keywords."""
@@ -357,25 +350,13 @@ class File(ABC):
         def visit(item: Any) -> None:
             if item in printed and item not in seen:
                 seen.add(item)
-                for other in (*getattr(item, "__bases__", ()), *self._in_defaults(item)):
+                for other in (*getattr(item, "__bases__", ()), *in_defaults(self.recording, item)):
                     visit(other)
                 ordered[item] = printed[item]
 
         for item in sorted(printed, key=_place):
             visit(item)
         return list(ordered.values())
-
-    def _in_defaults(self, item: type | Function) -> Iterator[Any]:
-        """Yields the classes and functions that defaults of a function, or of methods, name."""
-        for function in self.recording.functions:
-            if item not in (function, function.owner):
-                continue
-            args = function.tree.args
-            for default in (*args.defaults, *filter(None, args.kw_defaults)):
-                for node in ast.walk(default):
-                    name = node.id if isinstance(node, ast.Name) else ""
-                    value = function.target.__globals__.get(name)
-                    yield value if isinstance(value, type) else self.recording.function_of(value)
 
     def _print_class(self, cls: type) -> str:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
@@ -392,7 +373,7 @@ class File(ABC):
         constants = [f"    {row}" for row in self._more_constants(cls)]
         for node in tree.body:
             name = name_of(node)
-            if isinstance(getattr(cls, name, None), _PLAIN) and self._is_read(cls, name):
+            if isinstance(getattr(cls, name, None), PLAIN) and self._is_read(cls, name):
                 constants.append(f"    {name} = {ast.unparse(node.value)}")  # type: ignore[attr-defined]
         if constants:
             blocks.append("\n".join(constants))
@@ -435,7 +416,7 @@ class File(ABC):
                 self._add_module(name, value)
             elif isinstance(module, str) and is_standard(module):
                 self._imports[name] = f"from {module} import {name}"
-            elif isinstance(value, _PLAIN):
+            elif isinstance(value, PLAIN):
                 self._constants[name] = text(literal(value))
             else:
                 self.add(value)
@@ -485,7 +466,6 @@ class File(ABC):
         return "\n".join(lines)
 
 
-_PLAIN = (bool, int, float, str, tuple)
 _LIBRARIES = (
     "torch",
     "numpy",
