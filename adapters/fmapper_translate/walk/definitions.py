@@ -1,4 +1,4 @@
-"""What definitions of the source name: the text of classes, and defaults of parameters."""
+"""The names in definitions of the source: in the text of classes, and in defaults."""
 
 from __future__ import annotations
 
