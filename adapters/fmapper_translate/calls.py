@@ -355,6 +355,7 @@ def only_logs(recording: Recording, function: Function) -> bool:
 
 _PURE = (isinstance, len, str, type, hasattr)
 _QUIET = (ast.Assign, ast.Expr, ast.If, ast.Pass)
+UNUSED = ("recompute_scale_factor", "antialias")  # of `interpolate`
 _SEEDS = frozenset({"manual_seed", "manual_seed_all", "seed"})
 _WITHOUT_EFFECT = frozenset({  # hooks of state dicts, and the place of weights in memory
     "flatten_parameters",

@@ -21,7 +21,7 @@ from fmapper_translate.functions import Function, is_of_model, is_standard
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries import requests
 from fmapper_translate.operations import Operations, dtype_name
-from fmapper_translate.printing import choices, rows
+from fmapper_translate.printing import choices, memos, rows
 from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.printing.operands import arguments_of, size_of, tensors_of
 from fmapper_translate.recording import Event
@@ -56,6 +56,7 @@ class Expressions(walk.Expressions):
         self._varied: set[ast.AST] = set()  # whose dimensions are other ones another time
         constructs = file.constructs(function)
         self._of_numbers = numbers.tensors_of_numbers(function, constructs=constructs)
+        self.memos = {} if constructs else memos.memos_of(function, file.recording)
 
     # --- one expression ---------------------------------------------------------------------------
 
@@ -92,9 +93,10 @@ class Expressions(walk.Expressions):
         return super()._print(node, event)
 
     def _subscript(self, node: ast.Subscript, event: Event) -> Any:
+        if self.memos and (memo := self.memos.get(ast.unparse(node))):
+            return expr(memo.name)
         if isinstance(node.value, ast.Attribute) and node.value.attr in _TABLES:
-            owner, key = self.code(node.value.value), self.code(node.slice)
-            return expr("getattr({0}, {1})", owner, key)
+            return expr("getattr({0}, {1})", *map(self.code, (node.value.value, node.slice)))
         is_kind = isinstance(event.value, type | types.FunctionType)
         is_module = isinstance(event.value, nn.Module) and self.static(node.value)[0]
         if (is_kind or is_module) and not isinstance(node.value, ast.Attribute):
@@ -129,7 +131,7 @@ class Expressions(walk.Expressions):
         counterpart = self.file.counterpart(value)
         if counterpart is not None:
             return expr(counterpart)
-        if value in _INFINITIES and isinstance(value, float):
+        if value in (float("inf"),) and isinstance(value, float):
             return expr("jnp.inf")
         if isinstance(value, type) and value in calls.DISTRIBUTIONS:
             return expr(self.file.helper_name(calls.DISTRIBUTIONS[value].__name__))
@@ -330,7 +332,7 @@ class Expressions(walk.Expressions):
         if callee in calls.WITH_COUNTERPARTS or calls.is_composed(self, node, callee):
             return self.plain_call(node, self.code(node.func))
         if callee is nn.functional.interpolate:
-            kept = [key for key in node.keywords if key.arg not in _UNUSED]
+            kept = [key for key in node.keywords if key.arg not in calls.UNUSED]
             return self.plain_call(ast.Call(node.func, node.args, kept), expr("interpolate"))
         if callee is torch.meshgrid:
             return calls.meshgrid(self, node)
@@ -495,6 +497,4 @@ class Expressions(walk.Expressions):
         )
 
 
-_UNUSED = ("recompute_scale_factor", "antialias")  # of `interpolate`
 _OVER_ELEMENTS = (zip, enumerate, list, tuple, reversed, sum)  # of arrays, too
-_INFINITIES = (float("inf"),)

@@ -20,6 +20,7 @@ from fmapper_translate.fallback import operations_of
 from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries.ties import tie_arrays
+from fmapper_translate.printing import memos
 from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.printing.selections import (
     Selection,
@@ -53,6 +54,7 @@ class Statements(walk.Statements):
     def __init__(self, file: File, function: Function) -> None:
         super().__init__(file, function, Expressions(file, function))
         self._selection: Selection | None = None
+        self._keys = {*memos.keys_of(function, self.expressions.memos)}
         self._is_constant = any(
             contexts.stops_gradients(self.expressions, item)
             for item in function.tree.decorator_list
@@ -113,7 +115,13 @@ class Statements(walk.Statements):
         if self._selection is not None and not isinstance(node, ast.If):
             yield from self._selection.print(self, node)
             return
+        made = memos.entry_given(node) if self.expressions.memos else None
+        if made is not None and (memo := self.expressions.memos.get(ast.unparse(made[1]))):
+            yield f"{memo.name} = {bare(self.code(memo.value))}"
+            return
         match node:
+            case ast.Assign([ast.Name(name)]) if name in self._keys:
+                return
             case ast.Assign(targets=[target], value=ast.expr() as value) if self._is_nothing(
                 target, value
             ):

@@ -218,3 +218,35 @@ def test_functions_that_draw_are_the_sources_though_each_call_gives_something_el
     made = transcribe(Masks(), [(torch.ones(2, 3),)])  # of this size alone
     assert not made.fallen
     assert "jax.random.uniform(self.rngs.noise(), (2, 3))" in made.code
+
+
+class Remembers(Layered):
+    """Keeps a table for each number of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self._tables = {}
+
+    def table(self, x):
+        if self.training:
+            return self.fc.weight[: len(x)]
+        key = str(len(x))
+        if key not in self._tables:
+            self._tables[key] = self.fc.weight[: len(x)] * 2
+        return self._tables[key]
+
+    def forward(self, x):
+        return self.fc(x) + self.table(x)
+
+
+def test_what_calls_keep_by_a_key_is_computed_in_each_call():
+    source, x = Remembers().eval(), torch.randn(2, 3)
+    made = transcribe(source, [(x,), (x[:1],)])
+    assert not made.fallen
+    assert not made.only_evaluation
+    assert "tables = self.fc.kernel[...].T[: len(x)] * 2\n        return tables" in made.code
+    assert "key = str" not in made.code
+    model = model_of(made, source)
+    for rows in (2, 1):
+        ours = nnx.jit(lambda model, x: model(x))(model, x[:rows].numpy())
+        assert jnp.allclose(ours, source(x[:rows]).detach().numpy(), atol=1e-5)
