@@ -575,6 +575,17 @@ class AdapterConformance:
         ("uint64", "uint32", [2**32 - 1], True),
         ("uint64", "uint32", [2**32], False),
         ("uint32", "uint16", [2**16], False),
+        ("int32", "float32", [2**24, -(2**31), 0], True),
+        ("int32", "float32", [2**24 + 1], False),
+        ("int32", "float32", [2**31 - 1], False),
+        ("int64", "float64", [2**53, -(2**63)], True),
+        ("int64", "float64", [2**63 - 1], False),
+        ("uint8", "bfloat16", [255], True),
+        ("int16", "bfloat16", [257], False),
+        ("int32", "float16", [70_000], False),
+        ("uint8", "float8_e4m3fn", [16, 0], True),
+        ("uint8", "float8_e4m3fn", [17], False),
+        ("int64", "complex64", [2**24 + 1], False),
     )
 
     @pytest.mark.parametrize(("old", "new", "numbers", "survives"), CASTS)

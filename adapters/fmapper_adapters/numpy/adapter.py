@@ -272,6 +272,11 @@ def has_survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:
     """Returns whether a cast has kept every integer and made no finite value infinite."""
     if new.dtype.kind in "iub":
         return bool(((new.astype(old.dtype) == old) & ((new < 0) == (old < 0))).all())
+    if old.dtype.kind in "iu":
+        wide = new.real.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # of casts of what is too large
+            is_same = wide.astype(old.dtype) == old
+        return bool((is_same & (wide < float(int(np.iinfo(old.dtype).max) + 1))).all())
     if old.dtype.kind == "c" and new.dtype.kind != "c":
         return not old.imag.any() and has_survived(old.real, new)
     if new.dtype.kind == "c":

@@ -176,6 +176,12 @@ def has_survived(old: jax.Array, new: jax.Array) -> bool:
     """Returns whether a cast has kept every integer and made no finite value infinite."""
     if not jnp.issubdtype(new.dtype, jnp.inexact):
         return bool((new.astype(old.dtype) == old).all())
+    if jnp.issubdtype(old.dtype, jnp.integer):
+        real = new.real if jnp.iscomplexobj(new) else new
+        info = jnp.finfo(real.dtype)
+        limit = float(int(jnp.iinfo(old.dtype).max) + 1)
+        is_small = real < limit if limit <= float(info.max) else jnp.isfinite(real)
+        return bool((is_small & (real.astype(old.dtype) == old)).all())
     if jnp.iscomplexobj(old) and not jnp.iscomplexobj(new):
         return not bool(old.imag.any()) and has_survived(old.real, new)
     if jnp.issubdtype(new.dtype, jnp.complexfloating):

@@ -120,6 +120,9 @@ def has_survived(old: torch.Tensor, new: torch.Tensor) -> bool:
         )
     if not (new.is_floating_point() or new.is_complex()):
         return bool((new.to(old.dtype) == old).all())
+    if not (old.is_floating_point() or old.is_complex() or old.dtype is torch.bool):
+        info, wide = torch.iinfo(old.dtype), (new.real if new.is_complex() else new).double()
+        return bool(((wide < float(info.max + 1)) & (wide.to(old.dtype) == old)).all())
     if old.is_complex() and not new.is_complex():
         return not bool(old.imag.any()) and has_survived(old.real, new)
     if new.is_complex():
