@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,7 +24,7 @@ from fmapper.translation.proof import prove  # noqa: E402
 from fmapper.translation.source import translate  # noqa: E402
 from fmapper.verification.files.conditions import AWAY  # noqa: E402
 from fmapper.verification.files.written_test import write_test  # noqa: E402
-from fmapper.verification.models.spreads import Spread  # noqa: E402
+from fmapper.verification.models.spreads import Spread, with_effect  # noqa: E402
 from fmapper_adapters.torch.trials.trial import TorchTrial  # noqa: E402
 
 
@@ -397,3 +398,9 @@ def test_keys_of_the_source_are_ignored_and_its_dropout_is_proved():
     assert proof, proof
     assert 0 < proof.errors["train dropout"] < 4
     assert "IGNORED = (" in source.code
+
+
+def test_dropout_that_a_call_leaves_out_is_none():
+    same, other = [np.ones(3), np.array([np.nan])], [np.zeros(3), np.array([np.nan])]
+    drawn = {math.nan: [same, same], 0.1: [same, same], 0.2: [same, other]}
+    assert [*map(str, with_effect(drawn))] == ["nan", "0.2"]

@@ -24,7 +24,7 @@ from fmapper.backends.discovery import get_adapter
 from fmapper.backends.models import Models
 from fmapper.verification.arrays import is_floating, widen
 from fmapper.verification.files.descent import descent
-from fmapper.verification.models.spreads import Spread
+from fmapper.verification.models.spreads import Spread, with_effect
 from fmapper.verification.models.trial import Call, Trial
 from fmapper.verification.pairing import Pairing, arrays_of, follow_elements
 
@@ -184,7 +184,7 @@ def _distance_of_dropout(model: Translated, given: Mapping[str, Any]) -> float:
     ours = pick(given, "output.")
     still = [ours[str(i)] for i in range(len(ours))]
     seeds = range(int(given["seeds"]))
-    drawn = {str(rate): outputs for rate, outputs in model.draw(seeds).items()}
+    drawn = {str(rate): outputs for rate, outputs in with_effect(model.draw(seeds)).items()}
     rates = [*map(str, given["rates"].tolist())]
     if {*drawn} - {"nan"} != {*rates} - {"nan"}:
         return math.inf

@@ -35,7 +35,7 @@ from fmapper.verification.files.conditions import (
     learn_plainly,
 )
 from fmapper.verification.files.descent import descent
-from fmapper.verification.models.spreads import Spread
+from fmapper.verification.models.spreads import Spread, with_effect
 
 if TYPE_CHECKING:
     from fmapper.verification.models.trial import Trial
@@ -254,7 +254,7 @@ class File:
 
         keys = [key for key in result.found if key.startswith("output.")]
         still = [result.found[f"output.{i}"] for i in range(len(keys))]
-        drawn = conditions.draw(train) or {math.nan: []}
+        drawn = with_effect(conditions.draw(train)) or {math.nan: []}
         if len(drawn) == 1 and "dropout" not in self.code.lower():
             return {}
         arrays = {"train.rates": np.array([*drawn]), "train.seeds": np.array(SEEDS)}

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+def with_effect(drawn: Mapping[float, Sequence[Any]]) -> dict[float, Sequence[Any]]:
+    """Returns the outputs for each seed by the rate of dropout, without those of no effect.
+
+    Dropout that a call leaves out gives the same outputs for all seeds. The rate nan is for all
+    other noise, and stays.
+    """
+    import numpy as np
+
+    def varies(outputs: Sequence[Any]) -> bool:
+        pairs = (pair for each in outputs for pair in zip(outputs[0], each, strict=True))
+        return not all(np.array_equal(one, other, equal_nan=True) for one, other in pairs)
+
+    return {rate: each for rate, each in drawn.items() if math.isnan(rate) or varies(each)}
 
 
 class Spread:
