@@ -226,7 +226,7 @@ class Recording:
             key = _key_of(node, value, parts, is_owner=is_owner)
             event = self._again.get(key) if key is not None else None
         if event is None:
-            kept = value if is_owner else _copy_list(value)
+            kept = self.source.plain(value if is_owner else _copy_list(value))
             event = Event(node, kept, activation.pending, parts)
             activation.pending = []
             (self.spare if self._is_spare else self.events)[node].append(event)

@@ -37,7 +37,7 @@ from fmapper_translate.sources.halves import check_dtypes, half_of
 from fmapper_translate.sources.sizes import of_given_sizes, of_other_sizes
 from fmapper_translate.sources.torch import TorchSource
 from fmapper_translate.targets import Target, layers
-from fmapper_translate.torch.modes import follow_mode
+from fmapper_translate.torch.weights import follow_mode
 from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.witness import functions_that_differ
 
@@ -163,6 +163,10 @@ class Transcription:
             arrays[f"input.{len(arrays)}"] = to_numpy(value)
             return {"array": len(arrays) - 1}
 
+        if is_of_equinox(model):
+            from fmapper_translate.torch.equinox.transcription import name_keys
+
+            inputs, options = name_keys(model, tuple(inputs), options)
         by_position = [encode(value) for value in inputs]
         by_keyword = {
             name: encode(value)
@@ -184,6 +188,7 @@ class Transcription:
             weights,
             [by_position, {"dict": by_keyword}],
             arrays,
+            by_key=self.target == "torch",
             double=bool(self.half),  # in which results agree to two or three digits
         )
 

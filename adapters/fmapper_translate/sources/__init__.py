@@ -33,6 +33,10 @@ class Source(ABC):
     def is_array(self, value: Any) -> bool:
         """Returns whether something is an array of the framework."""
 
+    def plain(self, value: Any) -> Any:
+        """Returns a value as code sees it, without what the framework wraps it in."""
+        return value
+
     @abstractmethod
     def is_module(self, value: Any) -> bool:
         """Returns whether something is a module of the framework."""

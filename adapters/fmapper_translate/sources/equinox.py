@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +15,11 @@ class EquinoxSource(NnxSource):
     """Answers the questions of a recording about Equinox."""
 
     turns = False
+
+    def plain(self, value: Any) -> Any:
+        """Returns a value; of a method, which is a module in Equinox, a method of Python."""
+        is_method = isinstance(value, eqx.Module) and type(value).__name__ == "BoundMethod"
+        return types.MethodType(value.__func__, value.__self__) if is_method else value
 
     def is_array(self, value: Any) -> bool:
         """Returns whether something is an array; keys are not."""

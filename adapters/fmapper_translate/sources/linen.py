@@ -8,6 +8,7 @@ import jax
 from flax import linen
 
 from fmapper_translate.sources.nnx import NnxSource, is_key
+from fmapper_translate.torch.tables import plain_class
 
 
 class LinenSource(NnxSource):
@@ -38,5 +39,5 @@ class LinenSource(NnxSource):
 
     def note(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         """Notes the class of a module whose method is called; see `linen.intercept_methods`."""
-        self.kinds[type(context.module)] = None
+        self.kinds[plain_class(type(context.module))] = None
         return call(*args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +56,11 @@ class NnxSource(Source):
         """Returns a context that does nothing: calls say what is computed."""
         return contextlib.nullcontext()
 
-    def compute(self, *, compiles: bool = False) -> AbstractContextManager[None]:
-        """Returns a context in which functions of the model are not compiled."""
-        return jax.disable_jit(compiles)
+    @contextlib.contextmanager
+    def compute(self, *, compiles: bool = False) -> Iterator[None]:
+        """Does not compile functions of the model, and has keys of a dtype that is theirs."""
+        with jax.disable_jit(compiles), jax.enable_custom_prng(True):
+            yield
 
 
 def _file_of(cls: type) -> str:

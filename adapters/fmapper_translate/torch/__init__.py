@@ -2,7 +2,7 @@
 
 tables       what stands for layers, variables and their attributes
 functions    what stands for functions of JAX and methods of arrays
-creation     the same for those that make arrays
+creation, products   the same for those that make arrays, and for products, norms and transforms
 expressions, statements, files   what is PyTorch's and JAX's in the walk of the source
 fallback     calls and functions without counterpart, by the operations that JAX computes
 layers, norms, recurrent   layers with Flax's arguments, initial values and layouts of images;

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fmapper.translation import expr
 from fmapper_translate.torch.functions import (
-    FUNCTIONS,
     Call,
     Given,
     call_method,
@@ -19,6 +19,7 @@ from fmapper_translate.torch.functions import (
     invoke,
     printer_of,
 )
+from fmapper_translate.torch.products import FUNCTIONS
 from fmapper_translate.walk.errors import NotTranscribed
 
 __all__ = ["FUNCTIONS"]
@@ -63,6 +64,22 @@ def _arange(
 ) -> ast.expr:  # fmt: skip
     args = [item for item in (start, stop, step) if item is not None]
     return call.make("torch.arange", *args, dtype=dtype)
+
+
+@printer_of(lax.iota)
+def _iota(call: Call, /, dtype: Given, size: Given) -> ast.expr:
+    return call.make("torch.arange", size, dtype=dtype)
+
+
+@printer_of(lax.broadcasted_iota)
+def _broadcasted_iota(call: Call, /, dtype: Given, shape: Given, dimension: Given) -> ast.expr:
+    size = expr("{0}[{1}]", shape.node, dimension.node)
+    if shape.parts:
+        size = shape.parts[dimension.value].node
+    steps = Given(call.make("torch.arange", size, dtype=dtype), None)
+    ones = [1] * (len(shape.value) - dimension.value % len(shape.value) - 1)
+    column = Given(call_method(steps, "reshape", -1, *ones), None) if ones else steps
+    return call_method(column, "expand", shape)
 
 
 @printer_of(jnp.linspace)
@@ -143,6 +160,26 @@ def _uniform(
     low = ast.Constant(0.0) if minval is None else minval.node
     high = ast.Constant(1.0) if maxval is None else maxval.node
     return expr("{1} + ({2} - {1}) * {0}", drawn, low, high)
+
+
+@printer_of(jax.random.exponential)
+def _exponential(
+    call: Call, /, key: Given, shape: Given | None = None, dtype: Any = None
+) -> ast.expr:
+    empty = Given(call.make("torch.empty", _shape(shape), dtype=dtype), None)
+    return call_method(empty, "exponential_")
+
+
+@printer_of(jax.random.gumbel)
+def _gumbel(call: Call, /, key: Given, shape: Given | None = None, dtype: Any = None) -> ast.expr:
+    return expr("-{0}.log()", _exponential(call, key, shape, dtype))
+
+
+@printer_of(jax.random.randint)
+def _randint(
+    call: Call, /, key: Given, shape: Given, minval: Given, maxval: Given, dtype: Any = None
+) -> ast.expr:
+    return call.make("torch.randint", minval, maxval, shape, dtype=dtype)
 
 
 @printer_of(jax.random.bernoulli)

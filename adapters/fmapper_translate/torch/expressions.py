@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
+from flax.linen.spmd import with_logical_constraint
+from jax.ad_checkpoint import checkpoint_name
 
 from fmapper.translation import expr, literal
 from fmapper_translate.functions import is_standard
@@ -31,9 +34,21 @@ _ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "T", "mT", "real", "imag"})
 _WRITES = {"set": "set_at", "add": "add_at"}
 _HELPERS = {nnx.max_pool: "max_pool", nnx.avg_pool: "avg_pool", jax.image.resize: "resize",
             nnx.make_causal_mask: "make_causal_mask", linen.make_causal_mask: "make_causal_mask",
+            nnx.make_attention_mask: "make_attention_mask", nnx.combine_masks: "combine_masks",
+            linen.make_attention_mask: "make_attention_mask", linen.combine_masks: "combine_masks",
             jax.lax.scan: "scan", jax.lax.cond: "cond", jax.lax.fori_loop: "fori_loop",
-            jax.vmap: "vmap"}  # fmt: skip
-_SAME_AS_THEIR_FUNCTION = (jax.jit, nnx.jit, jax.checkpoint, nnx.remat)
+            jax.vmap: "vmap", nnx.cond: "cond", linen.cond: "cond", jax.lax.switch: "switch",
+            jax.lax.while_loop: "while_loop", jax.lax.associative_scan: "associative_scan",
+            jax.lax.map: "map_over", jax.lax.dynamic_slice: "dynamic_slice",
+            jax.lax.dynamic_update_slice: "dynamic_update_slice",
+            jax.lax.conv_general_dilated: "conv_general_dilated"}  # fmt: skip
+# Functions that give their first argument, or what computes the same.
+_SAME_AS_FIRST = (
+    jax.jit, nnx.jit, jax.checkpoint, nnx.remat, linen.remat, linen.checkpoint, linen.jit,
+    nnx.data, nnx.static, nnx.with_partitioning, nnx.with_metadata,
+    linen.with_partitioning, linen.with_logical_partitioning, with_logical_constraint,
+    jax.lax.with_sharding_constraint, checkpoint_name,
+)  # fmt: skip
 
 
 class Expressions(walk.Expressions):
@@ -45,6 +60,26 @@ class Expressions(walk.Expressions):
     def has_no_counterpart(self, value: Any) -> bool:
         """Returns whether something is for random numbers."""
         return tables.is_random(value)
+
+    def _print(self, node: ast.expr, event: Event) -> ast.expr:
+        match node:
+            case ast.Call(ast.Name("getattr"), [owner, key]) if isinstance(
+                self.static(owner)[1], types.ModuleType
+            ):
+                named = {item.parts[key].value: item.value for item in self.events(node)}
+                codes = [self.reference(node, value) for value in named.values()]
+                table = ast.Dict([*map(literal, named)], codes)
+                return ast.Subscript(table, self.code(key), ast.Load())
+            case ast.BinOp(left, ast.Sub(), right):
+                masks = [any(map(_is_mask, self.values(item))) for item in (left, right)]
+                if any(masks):  # which PyTorch does not subtract
+                    codes = [
+                        expr("torch.as_tensor({0}).float()", self.code(item)) if is_mask
+                        else self.code(item)
+                        for item, is_mask in zip((left, right), masks, strict=True)
+                    ]  # fmt: skip
+                    return ast.BinOp(codes[0], node.op, codes[1])
+        return super()._print(node, event)
 
     def _is_array(self, value: Any) -> bool:
         return self.file.recording.source.is_array(value)
@@ -67,6 +102,11 @@ class Expressions(walk.Expressions):
             return node
         if isinstance(node, ast.Name) and self.file.add_global(self.function, node.id, value):
             return node
+        if isinstance(node, ast.Name) and tables.is_initializer(value):
+            made = _assignment_of(self.function.target.__module__, node.id)
+            if made is not None:
+                self.file.add_constant(node.id, self.code(made))
+                return node
         if isinstance(node, ast.Attribute):
             is_static, base = self.static(node.value)
             is_place = isinstance(base, type) or (
@@ -123,14 +163,20 @@ class Expressions(walk.Expressions):
 
     def _function(self, function: Any, **keywords: Given) -> ast.expr:
         """Returns the code for a function of JAX that is passed on."""
-        x = Given(expr("x"), jnp.zeros(1))
-        made = FUNCTIONS[function](Call(x.value, None), x, **keywords)
+        x, y = (Given(expr(name), jnp.zeros(1)) for name in "xy")
+        names = ["x"]
+        try:
+            made = FUNCTIONS[function](Call(x.value, None), x, **keywords)
+        except TypeError:  # a function of two
+            names, made = ["x", "y"], FUNCTIONS[function](Call(x.value, None), x, y, **keywords)
         match made:
-            case ast.Call(func, [ast.Name("x")], []):
+            case ast.Call(func, [ast.Name("x")], []) | ast.Call(
+                func, [ast.Name("x"), ast.Name("y")], []
+            ):
                 return func
             case ast.Call(func, [ast.Name("x")], more):
                 return ast.Call(expr("partial"), [func], more)
-        nothing = ast.arguments([], [ast.arg("x")], None, [], [], None, [])
+        nothing = ast.arguments([], [*map(ast.arg, names)], None, [], [], None, [])
         return ast.Lambda(nothing, made)
 
     # --- attributes and elements ------------------------------------------------------------------
@@ -155,6 +201,7 @@ class Expressions(walk.Expressions):
             return self.reference(node, value)
         if isinstance(owner, type) and self._counterpart(owner) is None and self._is_array(value):
             raise Unnamed(f"{ast.unparse(node)} is an array of a class")
+        self.file.add_property(type(owner), node.attr)
         name = node.attr
         if isinstance(owner, super) and isinstance(value, types.MethodType):
             self.file.add_method(value)
@@ -230,9 +277,7 @@ class Expressions(walk.Expressions):
             return self._call_module(node, callee)
         if isinstance(callee, type) and issubclass(callee, (nnx.Variable, self.file.module)):
             return self._make(node, callee)
-        if _in(callee, _SAME_AS_THEIR_FUNCTION) or callee in (
-            nnx.data, nnx.static, nnx.with_partitioning, nnx.with_metadata
-        ):  # fmt: skip
+        if _in(callee, _SAME_AS_FIRST):
             return self.code(node.args[0])
         function = self.file.recording.function_of(callee) if callable(callee) else None
         if function is not None:
@@ -249,7 +294,9 @@ class Expressions(walk.Expressions):
         if tables.is_initializer(callee):
             return self._draw(node)
         if _in(callee, _HELPERS):
-            return self.plain_call(node, self.code(node.func))
+            left = [key for key in node.keywords if key.arg == "dtype"]  # of numbers that are masks
+            kept = [key for key in node.keywords if key not in left]
+            return self.plain_call(ast.Call(node.func, node.args, kept), self.code(node.func))
         if _in(callee, FUNCTIONS):
             is_named, value = self.static(node.func)
             if is_named and value is callee:
@@ -259,7 +306,16 @@ class Expressions(walk.Expressions):
             raise NotTranscribed("it is called with more than one argument")
         if isinstance(node.func, ast.Name) and node.func.id == "super":
             return node
-        return self.plain_call(node, self.code(node.func))
+        is_numpy = (getattr(callee, "__module__", None) or "").startswith("numpy")
+        code = self._code_for_numpy if is_numpy else None
+        return self.plain_call(node, self.code(node.func), code=code)
+
+    def _code_for_numpy(self, node: ast.expr) -> ast.expr:
+        """Returns the code for an argument of a function of NumPy's."""
+        values = self.values(node)
+        if values and _is_hashable(values[0]) and _is_dtype(values[0]):
+            return expr(f"np.{np.dtype(values[0]).name}")
+        return self.code(node)
 
     def _owner(self, node: ast.Call, event: Event) -> Any:
         of = event.parts.get(node.func)
@@ -299,7 +355,7 @@ class Expressions(walk.Expressions):
         value = event.value if event is not None else None
         try:
             made: ast.expr = printer(Call(value, self._device()), *args, **keywords)
-        except TypeError as error:
+        except (TypeError, AttributeError, ArithmeticError) as error:
             raise NotTranscribed(f"it is called otherwise than the table has it: {error}") from None
         return made
 
@@ -329,10 +385,12 @@ class Expressions(walk.Expressions):
 
     def _dtype(self, node: ast.expr, value: Any) -> ast.expr | None:
         """Returns the code for one of Python's types, which may be a dtype; None for others."""
-        return node if value in (bool, int, float) and isinstance(value, type) else None
+        return node if isinstance(value, type) and value in (bool, int, float) else None
 
     def _draw(self, node: ast.Call) -> ast.expr:
         """Returns the call of an initializer, which is given a shape alone."""
+        if any(isinstance(arg, ast.Starred) for arg in node.args):
+            return self.plain_call(node, self.code(node.func))
         shape = next((key.value for key in node.keywords if key.arg == "shape"), None)
         if shape is None:
             shape = node.args[1]
@@ -373,6 +431,17 @@ class Expressions(walk.Expressions):
                 raise NotTranscribed("it lists something else than modules")
         self.file.add(kind)
         return self.plain_call(node, func)
+
+
+def _is_mask(value: Any) -> bool:
+    return str(getattr(_plain(value), "dtype", "")) == "bool"
+
+
+def _assignment_of(module: str, name: str) -> ast.expr | None:
+    """Returns the expression whose value a module gives a name; None if it does not say so."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return next((item.value for item in tree.body if isinstance(item, ast.Assign)
+                 and [ast.unparse(x) for x in item.targets] == [name]), None)  # fmt: skip
 
 
 def _is_hashable(value: Any) -> bool:

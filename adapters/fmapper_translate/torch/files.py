@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
+import sys
+import textwrap
+import types
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
@@ -12,6 +16,7 @@ from flax import nnx
 
 from fmapper.translation import Helper, expr, helpers_of, names_in, print_imports, text
 from fmapper_translate.functions import Function
+from fmapper_translate.printing.comments import quote
 from fmapper_translate.recording import Recording
 from fmapper_translate.torch import tables
 from fmapper_translate.torch import weights as torch_weights
@@ -23,6 +28,7 @@ _IMPORTS = {
     "torch": "import torch", "np": "import numpy as np", "nn": "from torch import nn",
     "F": "import torch.nn.functional as F", "partial": "from functools import partial",
     "math": "import math", "count": "from itertools import count",
+    "functools": "import functools",
     "SimpleNamespace": "from types import SimpleNamespace",
 }  # fmt: skip
 _LOADING = (torch_weights.load_weights, torch_weights.source_state)
@@ -98,6 +104,63 @@ class File(walk.File):
 
     def _is_own(self, cls: type) -> bool:
         return super()._is_own(cls) and not issubclass(cls, nnx.Variable)
+
+    def _print_plain_class(self, cls: type, tree: ast.ClassDef) -> str:
+        """Returns a dataclass with its fields, and of its methods those that ran."""
+        if not dataclasses.is_dataclass(cls):
+            return super()._print_plain_class(cls, tree)
+        self._imports["dataclass"] = "from dataclasses import dataclass"
+        space = types.FunctionType((lambda: None).__code__, vars(sys.modules[cls.__module__]))
+        nodes = [*ast.walk(tree)]
+        header = ast.FunctionDef(
+            cls.__name__, ast.arguments([], [], None, [], [], None, []), [], []
+        )
+        printer = self._statements(Function(space, cls, header, [], nodes=nodes))
+        document = ast.get_docstring(tree, clean=False)
+        lines = [textwrap.indent(quote(document), "    ")] if document else []
+        rows = textwrap.dedent(inspect.getsource(cls)).splitlines()
+        for before, node in zip([None, *tree.body], tree.body, strict=False):
+            if isinstance(node, ast.AnnAssign):
+                note = printer._annotation(node.annotation)
+                kind = "Any" if note is None else text(note)
+                code = f"{ast.unparse(node.target)}: {kind}"
+                if node.value is not None:
+                    code += f" = {text(self._default(printer, node))}"
+                whole = rows[node.lineno - 1 : node.end_lineno]
+                start = node.lineno - 1 if before is None else before.end_lineno or 0
+                lines += [row for row in rows[start : node.lineno - 1] if row.strip()[:1] == "#"]
+                lines += whole if code == ast.unparse(node) else [f"    {code}"]
+        functions = [item for item in self.recording.functions if item.owner is cls]
+        for item in filter(self._is_wanted, functions):
+            lines += ["", *(f"    {row}" for row in self._statements(item).lines())]
+        is_frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+        decorator = f"@dataclass{'(frozen=True)' if is_frozen else ''}"
+        return "\n".join([decorator, f"class {cls.__name__}:", *(lines or ["    pass"])])
+
+    def _default(self, printer: Statements, node: ast.AnnAssign) -> ast.expr:
+        """Returns the code for the default of a field of a dataclass."""
+        match node.value:
+            case ast.Call(keywords=keys) if (
+                any(key.arg in ("default", "default_factory") for key in keys)
+                and not node.value.args
+            ):
+                key = next(key for key in keys if key.arg in ("default", "default_factory"))
+                if key.arg == "default":
+                    return printer.code(key.value)
+                self._imports["field"] = "from dataclasses import field"
+                return expr("field(default_factory={0})", printer.code(key.value))
+        assert node.value is not None
+        return printer.code(node.value)
+
+    def _settings(self, value: Any) -> dict[str, Any] | None:
+        """Returns the keywords that make an object, without the defaults of a dataclass."""
+        found = super()._settings(value)
+        if found is None or not dataclasses.is_dataclass(value):
+            return found
+        fields = {item.name: item.default for item in dataclasses.fields(value)}
+        return {
+            name: x for name, x in found.items() if x is not fields.get(name, dataclasses.MISSING)
+        }
 
     def _assemble(self, title: str, constants: list[str], blocks: list[str]) -> str:
         body = "\n\n\n".join([*(["\n".join(constants)] if constants else []), *blocks])

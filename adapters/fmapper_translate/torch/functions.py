@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import lax
 
 from fmapper.translation import expr, literal
@@ -38,13 +37,25 @@ class Given:
 
     @property
     def is_array(self) -> bool:
-        """Whether it is an array, and not one of Python's numbers."""
-        return hasattr(self.value, "dtype") and hasattr(self.value, "at")
+        """Whether it is an array, and not one of Python's numbers, or that in the file."""
+        return hasattr(self.value, "at") and not _gives_number(self.node)
 
     @property
     def ndim(self) -> int:
         """How many dimensions it has."""
         return int(np.ndim(self.value))
+
+
+def _gives_number(node: ast.AST) -> bool:
+    """Returns whether code gives one of Python's numbers where JAX has an array."""
+    match node:
+        case ast.Constant(int() | float()) | ast.Call(ast.Attribute(ast.Name("math"))):
+            return True
+        case ast.BinOp(left, _, right):
+            return _gives_number(left) and _gives_number(right)
+        case ast.UnaryOp(_, operand):
+            return _gives_number(operand)
+    return False
 
 
 @dataclass(frozen=True)
@@ -120,10 +131,10 @@ def dtype_of(dtype: Given) -> ast.expr:
     is_text = isinstance(dtype.node, ast.Constant)
     if is_text or (isinstance(dtype.node, ast.Name) and dtype.value in (bool, int, float)):
         return expr(f"torch.{jax.dtypes.canonicalize_dtype(dtype.value).name}")
-    return dtype.node
+    return expr("getattr(torch, {0})", dtype.node) if isinstance(dtype.value, str) else dtype.node
 
 
-def _turn(given: Given | None) -> Any:
+def turn(given: Given | None) -> Any:
     """Returns an axis as it is given; None where it is left out or None."""
     return None if given is None or given.value is None else given
 
@@ -132,7 +143,7 @@ def _along(
     x: Given, name: str, axis: Given | None, keepdims: Given | None, **more: Any
 ) -> ast.expr:
     """Returns the call of a method that reduces dimensions."""
-    axis = _turn(axis)
+    axis = turn(axis)
     keeps = keepdims if keepdims is not None and keepdims.value else None
     if axis is None and keeps is not None:
         axis = Given(literal(tuple(range(x.ndim))), None, named=True)
@@ -158,7 +169,7 @@ def row(template: str, *functions: Any, methods: Sequence[str] = ()) -> None:
         given = parameters.bind(*args, **keywords).arguments
         codes: dict[str, Any] = {}
         for name, value in given.items():
-            codes[name] = value if isinstance(value, tuple) else _turn(value)
+            codes[name] = value if isinstance(value, tuple) else turn(value)
         whole: ast.expr = _Template(codes, {*parameters.parameters}).visit(literal(body))
         return whole
 
@@ -204,8 +215,15 @@ _SIGNS = {
     "+": "add", "-": "subtract", "*": "multiply", "/": "divide", "**": "power", ">": "greater",
     ">=": "greater_equal", "<": "less", "<=": "less_equal", "==": "equal", "!=": "not_equal",
 }  # fmt: skip
-for _name in _SAME:
-    row(f"x: torch.{_name}(x)", getattr(jnp, _name))
+
+
+def _number(name: str, call: Call, /, x: Given) -> ast.expr:
+    is_number = isinstance(x.value, int | float) or _gives_number(x.node)
+    return invoke(f"{'math' if is_number and hasattr(math, name) else 'torch'}.{name}", x)
+
+
+for _name in (*_SAME, "sqrt"):
+    printer_of(getattr(jnp, _name))(functools.partial(_number, _name))
 for _name in _BOTH:
     row(f"x, y: torch.{_name}(x, y)", getattr(jnp, _name))
 for _sign, _name in _SIGNS.items():
@@ -221,6 +239,8 @@ row("x: torch.atan(x)", jnp.arctan)
 row("x, y: torch.atan2(x, y)", jnp.arctan2)
 row("x: torch.erf(x)", jax.scipy.special.erf, lax.erf)
 row("x: torch.rsqrt(x)", lax.rsqrt)
+for _name in ("exp", "log", "sin", "cos", "tanh", "sqrt", "square", "floor", "ceil", "sign"):
+    row(f"x: torch.{_name}(x)", getattr(lax, _name))
 row("x: torch.sigmoid(x)", jax.nn.sigmoid)
 row("x: x.detach()", lax.stop_gradient)
 row("x: -x", jnp.negative)
@@ -232,11 +252,25 @@ row("a, decimals=None: a.round(decimals=decimals)", jnp.round, methods=["round"]
 row("a: a.clone()", jnp.copy, methods=["copy"])
 row("a: a.item()", methods=["item"])
 
+for _sign, _name in {"+": "add", "-": "sub", "*": "mul", "/": "div"}.items():
+    row(f"x, y: x {_sign} y", getattr(lax, _name))
+row("x1, x2: x1 % x2", jnp.mod, jnp.remainder)
+row("x1, x2: x1 // x2", jnp.floor_divide)
+row("x, alpha=None: F.celu(x, alpha=alpha)", jax.nn.celu)
+row("x: 0.5 * (x + torch.sqrt(x * x + 4))", jax.nn.squareplus)
+row("x, nan=None: torch.nan_to_num(x, nan=nan)", jnp.nan_to_num)
+row("x: x.conj()", jnp.conj, jnp.conjugate, methods=["conj"])
+row("val: val.real", jnp.real)
+row("val: val.imag", jnp.imag)
+row("z: z.angle()", jnp.angle)
+
 # --- numbers along dimensions ---------------------------------------------------------------------
 
 row("a, axis: a.cumsum(dim=axis)", jnp.cumsum, methods=["cumsum"])
 row("a, axis=None: a.argsort(dim=axis)", jnp.argsort, methods=["argsort"])
 row("a, axis=None: a.sort(dim=axis).values", jnp.sort)
+row("a, axis: a.cumprod(dim=axis)", jnp.cumprod, methods=["cumprod"])
+row("a, n=None, axis=None: torch.diff(a, n=n, dim=axis)", jnp.diff)
 row("operand, k: operand.topk(k)", lax.top_k)
 row("subscripts, *operands, precision=None: torch.einsum(subscripts, *operands)", jnp.einsum)
 row("a, b, axes=None: torch.tensordot(a, b, dims=axes)", jnp.tensordot)
@@ -245,6 +279,13 @@ row("a, b, axes=None: torch.tensordot(a, b, dims=axes)", jnp.tensordot)
 
 row("a: a.flatten()", jnp.ravel, methods=["ravel", "flatten"])
 row("x: x.mT", jnp.matrix_transpose)
+row("a: a.shape", jnp.shape)
+row("a: a.ndim", jnp.ndim)
+row("tup: torch.vstack(tup)", jnp.vstack)
+row("tup: torch.hstack(tup)", jnp.hstack)
+row("operands, dimension: torch.cat(operands, dimension)", lax.concatenate)
+row("operand, start_index, slice_size, axis=0: operand.narrow(axis, start_index, slice_size)",
+    lax.dynamic_slice_in_dim)  # fmt: skip
 row("a, axis1, axis2: a.transpose(axis1, axis2)", jnp.swapaxes, methods=["swapaxes"])
 row("a, source, destination: a.movedim(source, destination)", jnp.moveaxis)
 row("a, axis=None: a.squeeze(axis)", jnp.squeeze, methods=["squeeze"])
@@ -256,11 +297,6 @@ row("arr, indices, axis: torch.take_along_dim(arr, indices.long(), dim=axis)",
     jnp.take_along_axis)  # fmt: skip
 
 # --- what depends on the arguments ----------------------------------------------------------------
-
-
-@printer_of(jnp.sqrt, lax.sqrt)
-def _sqrt(call: Call, /, x: Given) -> ast.expr:
-    return invoke("torch.sqrt" if x.is_array else "math.sqrt", x)
 
 
 @printer_of(jnp.abs, jnp.absolute)
@@ -330,7 +366,7 @@ def _reduction(
     is_whole = jnp.issubdtype(a.value.dtype, jnp.integer) or a.value.dtype == bool
     if name == "mean" and is_whole:
         a = Given(call_method(a, "float"), a.value)
-    if name in ("max", "min") and (_turn(axis) is not None or keepdims is not None):
+    if name in ("max", "min") and (turn(axis) is not None or keepdims is not None):
         name = f"a{name}"
     more = {"correction": ast.Constant(0)} if name in ("var", "std") else {}
     return _along(a, name, axis, keepdims, **more)
@@ -341,47 +377,6 @@ for _name in ("sum", "mean", "prod", "max", "min", "any", "all", "var", "std", "
     printer_of(getattr(jnp, _name))(_printer)
     method(_name)(_printer)
 
-
-@printer_of(jnp.linalg.norm)
-def _norm(
-    call: Call, /, x: Given, ord: Given | None = None, axis: Given | None = None,
-    keepdims: Given | None = None,
-) -> ast.expr:  # fmt: skip
-    if (ord is not None and ord.value != 2) or (axis and not isinstance(axis.value, int)):
-        raise NotTranscribed("it is another norm than that of vectors")
-    keeps = keepdims if keepdims is not None and keepdims.value else None
-    return invoke("torch.linalg.vector_norm", x, dim=_turn(axis), keepdim=keeps)
-
-
-@printer_of(jnp.dot)
-@method("dot")
-def _dot(call: Call, /, a: Given, b: Given) -> ast.expr:
-    if b.ndim > 2 or not a.ndim or not b.ndim:
-        raise NotTranscribed("it is not a product of matrices")
-    return expr("{0} @ {1}", a.node, b.node)
-
-
-def dot_product_attention(
-    call: Call, /, query: Given, key: Given, value: Given, bias: Given | None = None,
-    mask: Given | None = None, *, scale: Given | None = None, is_causal: Given | None = None,
-    dropout_rate: Given | None = None, deterministic: Given | None = None,
-) -> ast.expr:  # fmt: skip
-    """Prints attention of heads, which are the last dimension but one."""
-    if bias is not None or query.value.shape[-2] != key.value.shape[-2]:
-        raise NotTranscribed("it has a bias, or fewer heads of keys")
-    if dropout_rate is not None and dropout_rate.value:
-        raise NotTranscribed("it has dropout")
-    if mask is not None and mask.value is not None and mask.value.dtype != bool:
-        mask = Given(call_method(mask, "bool"), mask.value)
-    heads = [expr("{0}.transpose(-3, -2)", item.node) for item in (query, key, value)]
-    made = invoke(
-        "F.scaled_dot_product_attention", *heads, attn_mask=_turn(mask), is_causal=is_causal,
-        scale=_turn(scale),
-    )  # fmt: skip
-    return expr("{0}.transpose(-3, -2)", made)
-
-
-printer_of(jax.nn.dot_product_attention, nnx.dot_product_attention)(dot_product_attention)
 
 # --- shapes ---------------------------------------------------------------------------------------
 
@@ -447,7 +442,9 @@ def _pad(
         raise NotTranscribed(f"{mode.value} padding")
     pairs = pad_width.parts or ()
     if len(pairs) != array.ndim or any(item.parts is None for item in pairs):
-        raise NotTranscribed("the widths of the padding are not written out")
+        if constant_values is not None and not int(constant_values.value):
+            constant_values = None
+        return invoke("pad", array, pad_width, value=constant_values)
     flat = [size.node for pair in reversed(pairs) for size in pair.parts or ()]
     return invoke("F.pad", array, ast.Tuple(flat, ast.Load()), value=constant_values)
 
@@ -463,9 +460,12 @@ def _take(call: Call, /, a: Given, indices: Given, axis: Given) -> ast.expr:
 @method("astype")
 @printer_of(jnp.astype, lax.convert_element_type)
 def _astype(call: Call, /, x: Given, dtype: Given) -> ast.expr:
+    if _gives_number(x.node):  # which has the dtype of what it is multiplied by
+        return x.node
     return call_method(x, "to", dtype_of(dtype))
 
 
 VALUES: Mapping[Any, str] = {
     jnp.inf: "torch.inf", math.pi: "math.pi", jnp.finfo: "torch.finfo", jnp.iinfo: "torch.iinfo",
+    jnp.integer: "int", jnp.floating: "float", jnp.inexact: "float",  # kinds of dtypes
 }  # fmt: skip

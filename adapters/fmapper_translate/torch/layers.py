@@ -92,14 +92,14 @@ class Embed(nn.Embedding):
         return query @ self.weight.T
 
 
-def pads_of(x, window, strides, padding, dilation=1):
-    """Returns how many elements are put before and after each dimension but the first and last.
+def pads_of(sizes, window, strides, padding, dilation=1):
+    """Returns how many elements are put before and after each dimension of these sizes.
 
     Raises:
-        ValueError: There is not one dimension of a batch, or the padding is of another kind.
+        ValueError: There are other dimensions, or the padding is of another kind.
     """
-    if x.ndim != len(window) + 2:
-        raise ValueError(f"{tuple(x.shape)} instead of a batch, {len(window)} sizes, and channels")
+    if len(sizes) != len(window):
+        raise ValueError(f"{tuple(sizes)} are not {len(window)} sizes between a batch and channels")
     if not isinstance(padding, str):
         pairs = repeat(padding, len(window))
         return [repeat(pair, 2) for pair in pairs]
@@ -108,15 +108,16 @@ def pads_of(x, window, strides, padding, dilation=1):
     reaches = [d * (k - 1) + 1 for k, d in zip(window, repeat(dilation, len(window)), strict=True)]
     if padding == "CAUSAL":
         return [(reach - 1, 0) for reach in reaches]
-    if padding != "SAME":
+    if padding not in ("SAME", "SAME_LOWER"):
         raise ValueError(f"{padding} padding")
-    sizes = zip(x.shape[1:-1], reaches, strides, strict=True)
-    lacking = [max((-(-size // s) - 1) * s + reach - size, 0) for size, reach, s in sizes]
-    return [(lack // 2, lack - lack // 2) for lack in lacking]
+    each = zip(sizes, reaches, strides, strict=True)
+    lacking = [max((-(-size // s) - 1) * s + reach - size, 0) for size, reach, s in each]
+    befores = [(lack + (padding == "SAME_LOWER")) // 2 for lack in lacking]
+    return [(before, lack - before) for before, lack in zip(befores, lacking, strict=True)]
 
 
 def pad(x, pairs, value=0.0):
-    """Puts elements before and after each dimension but the first two."""
+    """Puts elements before and after each dimension, or but the first ones."""
     return F.pad(x, [size for pair in reversed(pairs) for size in pair], value=value)
 
 
@@ -140,7 +141,7 @@ class Conv(nn.Module):
         fill(self, "bias", bias_init or zeros_init())
 
     def forward(self, x):
-        pads = pads_of(x, self.window, self.strides, self.padding, self.dilation)
+        pads = pads_of(x.shape[1:-1], self.window, self.strides, self.padding, self.dilation)
         conv = (F.conv1d, F.conv2d, F.conv3d)[len(self.window) - 1]
         x = pad(x.movedim(-1, 1), pads)
         y = conv(
@@ -168,7 +169,7 @@ class ConvTranspose(nn.Module):
 
     def forward(self, x):
         rank = len(self.window)
-        pads_of(x, self.window, self.strides, "VALID")
+        pads_of(x.shape[1:-1], self.window, self.strides, "VALID")
         conv = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[rank - 1]
         flipped = self.weight.flip(tuple(range(2, rank + 2)))  # which the source is not
         y = conv(x.movedim(-1, 1), flipped, stride=self.strides)
@@ -323,7 +324,9 @@ def max_pool(x, window_shape, strides=None, padding="VALID"):
     """Returns the largest elements of windows, with the channels last."""
     strides = strides or (1,) * len(window_shape)
     pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(window_shape) - 1]
-    x = pad(x.movedim(-1, 1), pads_of(x, window_shape, strides, padding), value=-torch.inf)
+    x = pad(
+        x.movedim(-1, 1), pads_of(x.shape[1:-1], window_shape, strides, padding), value=-torch.inf
+    )
     return pool(x, window_shape, strides).movedim(1, -1)
 
 
@@ -331,7 +334,7 @@ def avg_pool(x, window_shape, strides=None, padding="VALID"):
     """Returns the means of windows, with the channels last; elements put at the ends count."""
     strides = strides or (1,) * len(window_shape)
     pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(window_shape) - 1]
-    x = pad(x.movedim(-1, 1), pads_of(x, window_shape, strides, padding))
+    x = pad(x.movedim(-1, 1), pads_of(x.shape[1:-1], window_shape, strides, padding))
     return pool(x, window_shape, strides).movedim(1, -1)
 
 
@@ -360,58 +363,52 @@ def make_causal_mask(x):
     return mask.expand(*x.shape[:-1], 1, length, length)
 
 
-def element(tree, at):
-    """Returns an element of each array of a tree of tuples, lists and dicts."""
-    if isinstance(tree, tuple | list):
-        return type(tree)(element(item, at) for item in tree)
-    if isinstance(tree, dict):
-        return {key: element(item, at) for key, item in tree.items()}
-    return None if tree is None else tree[at]
+def make_attention_mask(query_input, key_input, pairwise_fn=torch.multiply):
+    """Returns a mask of pairs of elements of two sequences."""
+    return pairwise_fn(query_input.unsqueeze(-1), key_input.unsqueeze(-2)).unsqueeze(-3).float()
 
 
-def stack(trees):
-    """Stacks the arrays of trees of one structure."""
-    first = trees[0]
-    if isinstance(first, tuple | list):
-        return type(first)(map(stack, zip(*trees, strict=True)))
-    if isinstance(first, dict):
-        return {key: stack([tree[key] for tree in trees]) for key in first}
-    return None if first is None else torch.stack([*map(torch.as_tensor, trees)])
+def combine_masks(*masks):
+    """Returns a mask that lets pass what all masks do that are not None; None for none."""
+    given = [mask.bool() for mask in masks if mask is not None]
+    return torch.stack(torch.broadcast_tensors(*given)).all(0).float() if given else None
 
 
-def first_array(tree):
-    """Returns the first array of a tree."""
-    if isinstance(tree, dict):
-        tree = [*tree.values()]
-    while isinstance(tree, tuple | list):
-        tree = next(item for item in map(first_array, tree) if item is not None)
-    return tree
+def dynamic_slice(operand, start_indices, slice_sizes):
+    """Returns a part of an array, within which it begins at the latest where it fits."""
+    for dim, (start, size) in enumerate(zip(start_indices, slice_sizes, strict=True)):
+        first = torch.as_tensor(start).clamp(0, operand.shape[dim] - size)
+        operand = operand.index_select(dim, first + torch.arange(size, device=operand.device))
+    return operand
 
 
-def scan(f, init, xs=None, length=None, reverse=False):
-    """Calls a function with a carry and each element; returns the carry and stacked results."""
-    count = length if xs is None else len(first_array(xs))
-    ys = [None] * count
-    for at in reversed(range(count)) if reverse else range(count):
-        init, ys[at] = f(init, element(xs, at))
-    return init, stack(ys)
+def dynamic_update_slice(operand, update, start_indices):
+    """Returns an array with a part replaced, which begins at the latest where it fits."""
+    places = []
+    for dim, (start, size) in enumerate(zip(start_indices, update.shape, strict=True)):
+        first = torch.as_tensor(start).clamp(0, operand.shape[dim] - size)
+        steps = first + torch.arange(size, device=operand.device)
+        places.append(steps.reshape(-1, *[1] * (operand.ndim - dim - 1)))
+    return operand.index_put(tuple(places), update)
 
 
-def fori_loop(lower, upper, body_fun, init_val):
-    """Calls a function with each number of a range, and what it returned before."""
-    for at in range(lower, upper):
-        init_val = body_fun(at, init_val)
-    return init_val
-
-
-def cond(pred, true_fun, false_fun, *operands):
-    """Calls the one or the other of two functions."""
-    return true_fun(*operands) if pred else false_fun(*operands)
-
-
-def vmap(fun, in_axes=0, out_axes=0):
-    """Maps a function over a dimension of its arguments, with random numbers for each element."""
-    return torch.vmap(fun, in_axes, out_axes, randomness="different")
+def conv_general_dilated(
+    lhs, rhs, window_strides, padding, lhs_dilation=None, rhs_dilation=None,
+    dimension_numbers=None, feature_group_count=1,
+):  # fmt: skip
+    """Returns a convolution of arrays whose layouts are named: NHWC, HWIO, NHWC."""
+    rank = lhs.ndim - 2
+    if lhs_dilation is not None and {*lhs_dilation} != {1}:
+        raise ValueError("a convolution of an array with gaps")
+    names = dimension_numbers or ("NCHWD"[: rank + 2], "OIHWD"[: rank + 2], "NCHWD"[: rank + 2])
+    space = [name for name in names[0] if name not in "NC"]
+    x = lhs.permute([names[0].index(name) for name in ("N", "C", *space)])
+    weight = rhs.permute([names[1].index(name) for name in ("O", "I", *space)])
+    dilation = repeat(rhs_dilation or 1, rank)
+    pads = pads_of(x.shape[2:], weight.shape[2:], window_strides, padding, dilation)
+    conv = (F.conv1d, F.conv2d, F.conv3d)[rank - 1]
+    y = conv(pad(x, pads), weight, None, window_strides, 0, dilation, feature_group_count)
+    return y.permute([("N", "C", *space).index(name) for name in names[2]])
 
 
 def resize(x, shape, method):

@@ -1,12 +1,100 @@
-"""Recurrent layers that files for PyTorch have, with Flax's arguments and names."""
+"""Recurrent layers and loops that files for PyTorch have, with Flax's arguments and names."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from fmapper_translate.torch.layers import Linear, stack
+from fmapper_translate.torch.layers import Linear
 from fmapper_translate.torch.weights import lecun_normal, orthogonal_init
+
+
+def map_tree(function, tree):
+    """Calls a function with each array of a tree of tuples, lists and dicts."""
+    if isinstance(tree, tuple | list):
+        return type(tree)(map_tree(function, item) for item in tree)
+    if isinstance(tree, dict):
+        return {key: map_tree(function, item) for key, item in tree.items()}
+    return None if tree is None else function(tree)
+
+
+def element(tree, at):
+    """Returns an element of each array of a tree."""
+    return map_tree(lambda x: x[at], tree)
+
+
+def stack(trees):
+    """Stacks the arrays of trees of one structure."""
+    first = trees[0]
+    if isinstance(first, tuple | list):
+        return type(first)(map(stack, zip(*trees, strict=True)))
+    if isinstance(first, dict):
+        return {key: stack([tree[key] for tree in trees]) for key in first}
+    return None if first is None else torch.stack([*map(torch.as_tensor, trees)])
+
+
+def first_array(tree):
+    """Returns the first array of a tree."""
+    if isinstance(tree, dict):
+        tree = [*tree.values()]
+    while isinstance(tree, tuple | list):
+        tree = next(item for item in map(first_array, tree) if item is not None)
+    return tree
+
+
+def scan(f, init, xs=None, length=None, reverse=False):
+    """Calls a function with a carry and each element; returns the carry and stacked results."""
+    count = length if xs is None else len(first_array(xs))
+    ys = [None] * count
+    for at in reversed(range(count)) if reverse else range(count):
+        init, ys[at] = f(init, element(xs, at))
+    return init, stack(ys)
+
+
+def fori_loop(lower, upper, body_fun, init_val):
+    """Calls a function with each number of a range, and what it returned before."""
+    for at in range(lower, upper):
+        init_val = body_fun(at, init_val)
+    return init_val
+
+
+def while_loop(cond_fun, body_fun, init_val):
+    """Calls a function with what it returned before, as long as another one says so."""
+    while cond_fun(init_val):
+        init_val = body_fun(init_val)
+    return init_val
+
+
+def switch(index, branches, *operands):
+    """Calls one of several functions, the first or the last for an index that is none of theirs."""
+    return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
+
+
+def map_over(f, xs):
+    """Calls a function with each element; returns the stacked results."""
+    return stack([f(element(xs, at)) for at in range(len(first_array(xs)))])
+
+
+def associative_scan(fn, elems, reverse=False, axis=0):
+    """Combines the elements along a dimension with all before them, one after the other."""
+    steps = range(first_array(elems).shape[axis])
+    done = []
+    for at in reversed(steps) if reverse else steps:
+        item = map_tree(lambda x, at=at: x.narrow(axis, at, 1), elems)
+        done.append(fn(done[-1], item) if done else item)
+    rows = stack(done[::-1] if reverse else done)
+    dim = axis if axis >= 0 else axis + first_array(elems).ndim
+    return map_tree(lambda x: x.squeeze(dim + 1).movedim(0, dim), rows)
+
+
+def cond(pred, true_fun, false_fun, *operands):
+    """Calls the one or the other of two functions."""
+    return true_fun(*operands) if pred else false_fun(*operands)
+
+
+def vmap(fun, in_axes=0, out_axes=0):
+    """Maps a function over a dimension of its arguments, with random numbers for each element."""
+    return torch.vmap(fun, in_axes, out_axes, randomness="different")
 
 
 class Cell(nn.Module):

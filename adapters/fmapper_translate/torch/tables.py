@@ -116,12 +116,23 @@ INITIALIZERS: dict[Any, str] = {
     initializers.constant: "constant_init",
     initializers.orthogonal: "orthogonal_init",
 }
-DRAWN: dict[Any, str] = {initializers.zeros: "zeros_init()", initializers.ones: "ones_init()"}
+DRAWN: dict[Any, str] = {
+    initializers.zeros: "zeros_init()", initializers.ones: "ones_init()",
+    linen.linear.default_kernel_init: "lecun_normal()",
+    linen.linear.default_embed_init: 'variance_scaling(1.0, "fan_in", "normal", -1, 0)',
+}  # fmt: skip
 
 
 def layer_of(cls: Any) -> Layer | None:
     """Returns what stands for a class; None for a class of the model's own."""
+    cls = plain_class(cls)
     return LAYERS.get(cls) if isinstance(cls, type) else None
+
+
+def plain_class(cls: Any) -> Any:
+    """Returns a class; of one that `nn.remat` has made, what it was made of."""
+    is_made = isinstance(cls, type) and cls.__module__ == "flax.linen.transforms"
+    return cls.__base__ if is_made and cls.__name__.startswith("Checkpoint") else cls
 
 
 def base_of(cls: type) -> Layer | None:
@@ -136,14 +147,15 @@ def is_setting(name: str | None, values: list[Any]) -> bool:
 
 def is_library_module(cls: Any) -> bool:
     """Returns whether a class is a module of Flax itself."""
+    cls = plain_class(cls)
     is_own = isinstance(cls, type) and cls.__module__.partition(".")[0] in ("flax", "equinox")
     return is_own and any(base.__name__ == "Module" for base in cls.__mro__)
 
 
 def is_module(value: Any) -> bool:
     """Returns whether something is a module of a framework, or consists of such."""
-    if isinstance(value, list | tuple):
-        return any(map(is_module, value))
+    if isinstance(value, list | tuple | dict):
+        return any(map(is_module, value.values() if isinstance(value, dict) else value))
     if isinstance(value, nnx.Module | linen.Module):
         return True
     return any(base.__module__.startswith("equinox.") for base in type(value).__mro__)

@@ -1,7 +1,7 @@
 """Transformer for PyTorch, transcribed from models.nnx_repositories.llama"""
 
-import dataclasses
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -99,7 +99,7 @@ def trunc_normal_init(stddev=1e-2, lower=-2.0, upper=2.0):
     return lambda shape: nn.init.trunc_normal_(torch.empty(shape), a=lower, b=upper) * stddev
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ModelConfig:
     num_layers: int = 2
     num_embed: int = 32

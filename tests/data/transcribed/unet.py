@@ -25,18 +25,18 @@ def lecun_normal(in_axis=-2, out_axis=-1):
 
 
 def pad(x, pairs, value=0.0):
-    """Puts elements before and after each dimension but the first two."""
+    """Puts elements before and after each dimension, or but the first ones."""
     return F.pad(x, [size for pair in reversed(pairs) for size in pair], value=value)
 
 
-def pads_of(x, window, strides, padding, dilation=1):
-    """Returns how many elements are put before and after each dimension but the first and last.
+def pads_of(sizes, window, strides, padding, dilation=1):
+    """Returns how many elements are put before and after each dimension of these sizes.
 
     Raises:
-        ValueError: There is not one dimension of a batch, or the padding is of another kind.
+        ValueError: There are other dimensions, or the padding is of another kind.
     """
-    if x.ndim != len(window) + 2:
-        raise ValueError(f"{tuple(x.shape)} instead of a batch, {len(window)} sizes, and channels")
+    if len(sizes) != len(window):
+        raise ValueError(f"{tuple(sizes)} are not {len(window)} sizes between a batch and channels")
     if not isinstance(padding, str):
         pairs = repeat(padding, len(window))
         return [repeat(pair, 2) for pair in pairs]
@@ -45,11 +45,12 @@ def pads_of(x, window, strides, padding, dilation=1):
     reaches = [d * (k - 1) + 1 for k, d in zip(window, repeat(dilation, len(window)), strict=True)]
     if padding == "CAUSAL":
         return [(reach - 1, 0) for reach in reaches]
-    if padding != "SAME":
+    if padding not in ("SAME", "SAME_LOWER"):
         raise ValueError(f"{padding} padding")
-    sizes = zip(x.shape[1:-1], reaches, strides, strict=True)
-    lacking = [max((-(-size // s) - 1) * s + reach - size, 0) for size, reach, s in sizes]
-    return [(lack // 2, lack - lack // 2) for lack in lacking]
+    each = zip(sizes, reaches, strides, strict=True)
+    lacking = [max((-(-size // s) - 1) * s + reach - size, 0) for size, reach, s in each]
+    befores = [(lack + (padding == "SAME_LOWER")) // 2 for lack in lacking]
+    return [(before, lack - before) for before, lack in zip(befores, lacking, strict=True)]
 
 
 def repeat(size, count):
@@ -92,7 +93,7 @@ class Conv(nn.Module):
         fill(self, "bias", bias_init or zeros_init())
 
     def forward(self, x):
-        pads = pads_of(x, self.window, self.strides, self.padding, self.dilation)
+        pads = pads_of(x.shape[1:-1], self.window, self.strides, self.padding, self.dilation)
         conv = (F.conv1d, F.conv2d, F.conv3d)[len(self.window) - 1]
         x = pad(x.movedim(-1, 1), pads)
         y = conv(

@@ -60,6 +60,7 @@ class Expressions(torch_expressions.Expressions):
             return self.plain_call(node, self.code(node.func))
         made = self.plain_call(node, self.code(node.func), tables.defaults_of(kind, node))
         made.keywords = [tables.keyword_of(kind, key) for key in made.keywords]
+        made.args = [*tables.first_of(kind), *made.args]
         return made
 
     def _of_module(self, node: ast.Attribute, owner: Any, value: Any) -> ast.expr:
@@ -96,11 +97,10 @@ class Statements(torch_statements.Statements):
             code, first = text(self.code(value)), values[0]
             if isinstance(first, list) and not first:  # it may have grown
                 first = self._find_made(target.attr) or first
-            if isinstance(first, list | tuple) and any(isinstance(x, eqx.Module) for x in first):
-                yield f"{text(self._target(target))} = Parts({code})"
+            if isinstance(first, list | tuple | dict) and torch_tables.is_module(first):
+                maker = "as_part" if isinstance(first, dict) else "Parts"
+                yield f"{text(self._target(target))} = {maker}({code})"
                 return
-            if isinstance(first, dict) and any(isinstance(x, eqx.Module) for x in first.values()):
-                raise NotTranscribed("a dict of modules has no counterpart")
             if self._recording.source.is_array(first):
                 is_trained = jnp.issubdtype(first.dtype, jnp.inexact)
                 kind = "nn.Parameter" if is_trained else "nn.Buffer"

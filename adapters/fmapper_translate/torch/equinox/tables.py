@@ -11,32 +11,36 @@ import equinox as eqx
 from fmapper_translate.torch.tables import LAYERS, Layer
 from fmapper_translate.walk.errors import NotTranscribed
 
-_POOL = {"use_ceil": ""}
 # Classes -> the file's, and Equinox's arguments -> those of PyTorch; empty for one that it lacks.
-KEYWORDS: Mapping[Any, tuple[str, Mapping[str, str]]] = {
+KEYWORDS: dict[Any, tuple[str, Mapping[str, str]]] = {
     eqx.nn.Linear: ("nn.Linear", {"use_bias": "bias"}),
-    eqx.nn.Conv1d: ("Conv1d", {"use_bias": "bias", "padding_mode": ""}),
-    eqx.nn.Conv2d: ("Conv2d", {"use_bias": "bias", "padding_mode": ""}),
     eqx.nn.Embedding: ("nn.Embedding", {"embedding_size": "embedding_dim"}),
     eqx.nn.LayerNorm: ("nn.LayerNorm", {"shape": "normalized_shape", "use_bias": "bias",
                                         "use_weight": "", "elementwise_affine": ""}),
     eqx.nn.GroupNorm: ("GroupNorm", {"groups": "num_groups", "channels": "num_channels",
                                      "channelwise_affine": "affine"}),
-    eqx.nn.Dropout: ("Dropout", {}),
-    eqx.nn.MLP: ("MLP", {}),
-    eqx.nn.MultiheadAttention: ("MultiheadAttention", {}),
-    eqx.nn.Sequential: ("Sequential", {}),
     eqx.nn.Lambda: ("Function", {"fn": "function"}),
     eqx.nn.Identity: ("nn.Identity", {}),
-    eqx.nn.MaxPool1d: ("nn.MaxPool1d", _POOL),
-    eqx.nn.MaxPool2d: ("nn.MaxPool2d", _POOL),
-    eqx.nn.AvgPool1d: ("nn.AvgPool1d", _POOL),
-    eqx.nn.AvgPool2d: ("nn.AvgPool2d", _POOL),
 }  # fmt: skip
+_OWN = (
+    "Conv", "ConvTranspose", "GRUCell", "LSTMCell", "RMSNorm", "PReLU", "WeightNorm", "Shared",
+    "RotaryPositionalEmbedding", "Dropout", "MLP", "MultiheadAttention", "Sequential",
+)  # fmt: skip
+_DIMENSIONS = range(1, 4)
+KEYWORDS |= {getattr(eqx.nn, name): (name, {}) for name in _OWN}
+_POOLS = [getattr(eqx.nn, f"{kind}Pool{n}d") for kind in ("Max", "Avg") for n in _DIMENSIONS]
+KEYWORDS |= {cls: (f"nn.{cls.__name__}", {"use_ceil": ""}) for cls in _POOLS}
+# Classes for a number of dimensions -> that number, which the file's class is given first.
+FIRST: dict[Any, Any] = {
+    getattr(eqx.nn, f"{kind}{n}d"): n for kind in ("Conv", "ConvTranspose") for n in _DIMENSIONS
+}
+KEYWORDS |= {cls: (cls.__name__[:-2], {}) for cls in FIRST}
 LAYERS |= {cls: Layer(name) for cls, (name, _) in KEYWORDS.items()}
-_POOLS = (eqx.nn.MaxPool1d, eqx.nn.MaxPool2d, eqx.nn.AvgPool1d, eqx.nn.AvgPool2d)
 # Layers that take the last dimension, whatever is before it.
-OF_LAST = (eqx.nn.Linear, eqx.nn.Dropout, eqx.nn.Embedding, eqx.nn.MLP, eqx.nn.Identity)
+OF_LAST = (
+    eqx.nn.Linear, eqx.nn.Dropout, eqx.nn.Embedding, eqx.nn.MLP, eqx.nn.Identity, eqx.nn.PReLU,
+    eqx.nn.RotaryPositionalEmbedding,
+)  # fmt: skip
 
 
 def keyword_of(kind: Any, keyword: ast.keyword) -> ast.keyword:
@@ -61,8 +65,14 @@ def defaults_of(kind: Any, node: ast.Call) -> list[ast.keyword]:
     return [ast.keyword("stride", ast.Constant(1))] if has_stride else []
 
 
+def first_of(kind: Any) -> list[ast.expr]:
+    """Returns what the file's class for any number of dimensions is given first."""
+    return [ast.Constant(FIRST[kind])] if kind in FIRST else []
+
+
 def acts_on_last(module: Any) -> bool:
     """Returns whether a layer, mapped over the first dimension, is the layer itself."""
-    is_row = isinstance(module, eqx.nn.LayerNorm) and len(module.shape) == 1
+    is_norm = isinstance(module, eqx.nn.LayerNorm | eqx.nn.RMSNorm)
+    is_row = is_norm and len(module.shape) == 1
     is_vector = not isinstance(module, eqx.nn.MLP) or module.in_size != "scalar" != module.out_size
     return is_row or (isinstance(module, OF_LAST) and is_vector)

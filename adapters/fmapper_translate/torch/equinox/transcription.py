@@ -12,6 +12,7 @@ import jax
 
 from fmapper import state
 from fmapper.translation.source import format_code
+from fmapper_adapters.jax.libraries import train_flags
 from fmapper_translate.constructors.arguments import find_arguments
 from fmapper_translate.functions import Function
 from fmapper_translate.recording import record
@@ -44,6 +45,21 @@ class _Bound:
         return self.module(*inputs, **{**_keys_of(type(self.module)), **options})
 
 
+def name_keys(
+    model: Any, inputs: Inputs, options: Mapping[str, Any] | None
+) -> tuple[Inputs, dict[str, Any]]:
+    """Returns inputs, of which those by position end before the first key or mode; and keywords."""
+    names = [*inspect.signature(type(model).__call__).parameters][1:]
+    named = zip(names, inputs, strict=False)
+    by_name = {"key", *train_flags.NAMES}
+    is_key = [is_random(x) or (name in by_name and x is not None) for name, x in named]
+    at = is_key.index(True) if True in is_key else len(inputs)
+    given = {**dict(zip(names[at:], inputs[at:], strict=False)), **(options or {})}
+    if getattr(given.get("key"), "dtype", None) == "uint32":  # of `jax.random.PRNGKey`
+        given["key"] = jax.random.wrap_key_data(given["key"])
+    return inputs[:at], given
+
+
 def _keys_of(cls: type) -> dict[str, Any]:
     """Returns a key for the calls of a class, if those take one."""
     parameters = inspect.signature(cls.__call__).parameters
@@ -70,9 +86,12 @@ def from_equinox(
         whole = [theirs if eqx.is_array(theirs) else ours for ours, theirs in leaves]
         return _Bound(jax.tree.unflatten(jax.tree.structure(made), whole))
 
-    examples = inputs if isinstance(inputs, list) else [inputs]
-    given = {name: x for name, x in (options or {}).items() if name != "key"}
-    calls = [functools.partial(_call, example, given) for example in examples]
+    named = [
+        name_keys(model, x, options) for x in (inputs if isinstance(inputs, list) else [inputs])
+    ]
+    examples, options = [x for x, _ in named], named[0][1]
+    given = {name: x for name, x in options.items() if name != "key" and not is_random(x)}
+    calls = [functools.partial(_call, example, options) for example in examples]
     recording, bound = record(EquinoxSource(), make, calls)
     weights = {name: x for name, x in state(model).items() if not is_random(x)}
     file = File(recording, bound.module)

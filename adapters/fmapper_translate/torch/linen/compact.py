@@ -38,8 +38,9 @@ class Compact:
         self._events = recording.events
         self._source = recording.source
         self.names: dict[ast.Call, list[str]] = {}
+        is_unbound = function.owner is not None and function.is_static
         for node in function.nodes:
-            is_call = isinstance(node, ast.Call) and function.name != "setup"
+            is_call = isinstance(node, ast.Call) and function.name != "setup" and not is_unbound
             names = self._names(node) if is_call else []  # type: ignore[arg-type]
             if isinstance(node, ast.Call) and names:
                 self.names[node] = names
@@ -50,7 +51,9 @@ class Compact:
             if name != "self" and not any(map(self._has_array, given.get(name, [])))
         }  # fmt: skip
         self._given = {*parameters} - {"self"}
-        self.late: set[ast.Call] = set()
+        if function.owner is None:  # a function that is given the module
+            self._flags, self._given = set(), self._given | {"self"}
+        self.late: set[ast.Call] = {*self.names} if function.owner is None else set()
         self.kept: set[ast.stmt] = set()
         for _ in range(2):  # loops give names to what stands before
             self._follow(function.tree.body, is_given=False)
@@ -60,8 +63,9 @@ class Compact:
         self.used = self._used()
 
     def _has_array(self, value: Any) -> bool:
-        if isinstance(value, tuple | list):
-            return any(map(self._has_array, value))
+        if isinstance(value, tuple | list | dict):
+            inner = value.values() if isinstance(value, dict) else value
+            return any(map(self._has_array, inner))
         return self._source.is_array(value)
 
     def _names(self, node: ast.Call) -> list[str]:
@@ -181,13 +185,12 @@ class Compact:
                 case ast.Assign(targets=[*_], value=value) | ast.AugAssign(value=value):
                     self._note(value, is_given=is_given)
                     targets = getattr(statement, "targets", [getattr(statement, "target", None)])
-                    names = {name for target in targets for name in self._reads(target)}
+                    names = {name for target in targets for name in self._reads(_base(target))}
                     if is_given or self._depends(value):
                         self._given |= names
                     values = [event.value for event in self._events.get(value, ())]
-                    if {*self._reads(value)} & self._flags and not any(
-                        map(self._has_array, values)
-                    ):
+                    is_flag = values and not any(map(self._has_array, values))
+                    if is_flag and {*self._reads(value)} & self._flags:
                         self._flags |= names
                 case _:
                     self._note(statement, is_given=is_given)
@@ -196,6 +199,10 @@ class Compact:
         return bool({*self._reads(node)} & self._given)
 
     def _note(self, node: ast.AST, *, is_given: bool) -> None:
+        for part in ast.walk(node):
+            for loop in getattr(part, "generators", []):  # of a comprehension
+                if self._depends(loop.iter):
+                    self.late |= {x for x in ast.walk(part) if x in self.names}
         for call in (item for item in ast.walk(node) if item in self.names):
             assert isinstance(call, ast.Call)
             flags = sorted({*self._reads(call)} & self._flags)
@@ -228,12 +235,17 @@ class Compact:
                     if self.makers_in(statement) or self.kept & {*ast.walk(statement)}:
                         needed |= {*self._reads(items)}
                 case _:
-                    names = {ast.unparse(x) for x in getattr(statement, "targets", [])}
+                    targets = getattr(statement, "targets", [])
+                    names = {ast.unparse(x) for item in targets for x in ast.walk(item)
+                             if isinstance(getattr(x, "ctx", None), ast.Store)}  # fmt: skip
                     if names & needed:
                         self.kept.add(statement)
                         needed |= {*self._reads(statement)}
                     for call in self.makers_in(statement):
                         needed |= {*self._reads(call)}
+                    for part in ast.walk(statement):
+                        for loop in getattr(part, "generators", []) if self.makers_in(part) else ():
+                            needed |= {*self._reads(loop.iter)}
 
     def _used(self) -> set[str]:
         """Returns the names that the call reads, without what only makes parts."""
@@ -262,6 +274,14 @@ class Compact:
             case ast.Assign([ast.Name(name)]):
                 return name not in (self.used if used is None else used)
         return False
+
+
+def _base(target: Any) -> ast.expr:
+    """Returns what an assignment changes: of an element its container."""
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    elements = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+    return ast.Tuple([*map(_base, elements)]) if elements != [target] else target
 
 
 def is_method(value: Any, *names: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from flax import linen
@@ -51,12 +52,18 @@ class Expressions(torch_expressions.Expressions):
         name = self.name(node)
         if node in self.compact.late:
             return expr(
-                "{0}({1}, {2}, lambda: {3})", expr(self.file.helper_name("late")), expr("self"),
-                name, self.make(node),
+                "{0}({1}, {2}, lambda: {3})", expr(self.file.helper_name("late")),
+                self._owner_of(node), name, self.make(node),
             )  # fmt: skip
         if isinstance(name, ast.Constant) and str(name.value).isidentifier():
             return ast.Attribute(expr("self"), str(name.value), ast.Load())
         return expr("getattr({0}, {1})", expr("self"), name)
+
+    def _owner_of(self, node: ast.Call) -> ast.expr:
+        """Returns the code for the module that a part is made for."""
+        if self.function.owner is None and isinstance(node.func, ast.Attribute):
+            return self.code(node.func.value)
+        return expr("self")
 
     def name(self, node: ast.Call) -> ast.expr:
         """Returns the code for the name of a part."""
@@ -82,6 +89,7 @@ class Expressions(torch_expressions.Expressions):
             _, _, init, *shape = node.args
             return expr("nn.Buffer({0})", self._initial(init, shape, is_keyed=False))
         inner = callee.func if isinstance(callee, functools.partial) else callee
+        inner = tables.plain_class(inner)
         if tables.is_library_module(inner) and tables.layer_of(inner) is None:
             raise NotTranscribed(f"{inner.__name__} is not in the table of layers")
         self.file.add(inner)
@@ -93,7 +101,7 @@ class Expressions(torch_expressions.Expressions):
     def _initial(self, init: ast.expr, given: list[ast.expr], *, is_keyed: bool = True) -> ast.expr:
         """Returns the call of an initializer, which is given a shape, but not a dtype."""
         values = self.values(init)
-        if values and all(map(tables.is_initializer, values)):
+        if values and all(map(_takes_shape, values)):
             return ast.Call(self.code(init), [self.code(given[0])], [])
         function = self.file.recording.function_of(next(iter(values), None))
         if function is None and not isinstance(init, ast.Lambda):
@@ -154,9 +162,18 @@ class Expressions(torch_expressions.Expressions):
             left |= {
                 key for key in node.keywords
                 if key.value in modes or key.arg in ("name", "parent")
-                or tables.is_setting(key.arg, self._values_of(key.value))
+                or (tables.layer_of(inner) is not None
+                    and tables.is_setting(key.arg, self._values_of(key.value)))
             }  # fmt: skip
         return left
 
     def _values_of(self, node: ast.expr) -> list[Any]:
         return [node.value] if isinstance(node, ast.Constant) else self.values(node)
+
+
+def _takes_shape(init: Any) -> bool:
+    """Returns whether a file gives an initializer a shape alone, as one that passes all on."""
+    if tables.is_initializer(init):
+        return True
+    code = getattr(init, "__code__", None)
+    return code is not None and not code.co_argcount and bool(code.co_flags & inspect.CO_VARARGS)

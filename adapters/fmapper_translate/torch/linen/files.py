@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from fmapper_translate.torch.linen.expressions import Expressions
 from fmapper_translate.walk.errors import NotTranscribed
 from fmapper_translate.walk.statements import bare
 
+_PLAIN = (linen.remat, linen.checkpoint, linen.jit)  # transforms that compute the same
+
 
 class Statements(torch_statements.Statements):
     """Prints a function."""
@@ -38,6 +41,32 @@ class Statements(torch_statements.Statements):
 
     def _body(self) -> list[str]:
         return [*self._numbers(), *super()._body()]
+
+    def lines(self) -> list[str]:
+        """Returns the lines of the function, below what a transform of it becomes."""
+        rows = super().lines()
+        transforms = [row for item in self._function.tree.decorator_list
+                      if (row := self._transform(item))]  # fmt: skip
+        return [*transforms, *rows]
+
+    def _transform(self, node: ast.expr) -> str:
+        """Returns the decorator for a lifted transform; empty for what a file does without."""
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        kind = self.expressions.static(call.func)[1]
+        if kind is functools.partial:
+            kind = self.expressions.static(call.args[0])[1]
+        if kind is not linen.scan:
+            if getattr(kind, "__module__", "") == "flax.linen.transforms" and kind not in _PLAIN:
+                raise NotTranscribed(f"{kind.__name__} of a method has no counterpart")
+            return ""
+        known = {"variable_broadcast", "split_rngs", "in_axes", "out_axes", "reverse", "unroll"}
+        given = {str(key.arg): key.value for key in call.keywords}
+        strange = sorted(given.keys() - known - {"length", "variable_carry"})
+        if strange:
+            raise NotTranscribed(f"`nn.scan` with {', '.join(strange)} has no counterpart")
+        kept = [f"{name}={text(self.code(x))}" for name, x in given.items()
+                if name in ("in_axes", "out_axes", "reverse")]  # fmt: skip
+        return f"@{self._file.helper_name('scan_method')}({', '.join(kept)})"
 
     def _numbers(self) -> Iterator[str]:
         for prefix in self.compact.counters():
@@ -60,11 +89,10 @@ class Statements(torch_statements.Statements):
         """Returns the statement of a constructor that makes parts."""
         code = text(self.code(value))
         for made in self.expressions.values(value):
-            if isinstance(made, list | tuple) and any(isinstance(x, linen.Module) for x in made):
-                code = f"nn.ModuleList({code})"
+            if isinstance(made, list | tuple | dict) and tables.is_module(made):
+                kind = "Dict" if isinstance(made, dict) else "List"
+                code = f"nn.Module{kind}({code})"
                 break
-            if isinstance(made, dict) and any(isinstance(x, linen.Module) for x in made.values()):
-                raise NotTranscribed("a dict of modules has no counterpart")
         if isinstance(value, ast.Call) and is_method(self.expressions.callee(value), "param"):
             self._file.note_array(self._function.owner, name, value)
         yield f"self.{name} = {code}"
@@ -91,15 +119,28 @@ class Statements(torch_statements.Statements):
                         yield f"for {bare(target)} in {text(self.code(items))}:"
                         yield from (INDENT + line for line in lines)
                 case _:
-                    for call in self.compact.makers_in(statement):
-                        name, made = self.expressions.name(call), self.expressions.make(call)
-                        self._file.note_array(self._function.owner, name, call)
-                        if isinstance(name, ast.Constant) and str(name.value).isidentifier():
-                            yield f"self.{name.value!s} = {text(made)}"
-                        else:
-                            yield text(expr("self.add_module({0}, {1})", name, made))
-                    if statement in self.compact.kept:
+                    yield from self._makers(statement)
+                    has_run = any(x in self._recording.events for x in ast.walk(statement))
+                    if statement in self.compact.kept and has_run:
                         yield from torch_statements.Statements._print(self, statement)
+
+    def _makers(self, node: ast.AST) -> Iterator[str]:
+        """Returns the statements that make the parts of an expression or a statement."""
+        loops = getattr(node, "generators", []) if self.compact.makers_in(node) else []
+        rows = [row for child in ast.iter_child_nodes(node) for row in self._makers(child)]
+        for loop in reversed(loops):
+            if loop.ifs:
+                raise NotTranscribed("parts are made in a comprehension with a condition")
+            head = f"for {bare(loop.target)} in {text(self.code(loop.iter))}:"
+            rows = [head, *(INDENT + row for row in rows)]
+        yield from rows
+        if isinstance(node, ast.Call) and node in {*self.compact.names} - self.compact.late:
+            name, made = self.expressions.name(node), self.expressions.make(node)
+            self._file.note_array(self._function.owner, name, node)
+            if isinstance(name, ast.Constant) and str(name.value).isidentifier():
+                yield f"self.{name.value!s} = {text(made)}"
+            else:
+                yield text(expr("self.add_module({0}, {1})", name, made))
 
 
 class File(torch_files.File):

@@ -5,6 +5,8 @@ As in Linen, the first input tells a layer how many features it takes.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import nn
 
@@ -17,7 +19,7 @@ from fmapper_translate.torch.layers import (
     Sequential,
 )
 from fmapper_translate.torch.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
-from fmapper_translate.torch.recurrent import Cell
+from fmapper_translate.torch.recurrent import Cell, map_tree, scan
 from fmapper_translate.torch.weights import orthogonal_init
 
 
@@ -161,6 +163,24 @@ class Layers(Sequential):
         super().__init__(*layers)
 
 
+def scan_method(in_axes=0, out_axes=0, reverse=False):
+    """Has a method run for each element of its arguments but a carry; stacks what it returns."""
+
+    def decorate(method):
+        @functools.wraps(method)
+        def run(self, carry, *xs):
+            def step(carry, row):
+                return method(self, carry, *row)
+
+            moved = [map_tree(lambda x: x.movedim(in_axes, 0), x) for x in xs]
+            carry, ys = scan(step, carry, tuple(moved), reverse=reverse)
+            return carry, map_tree(lambda y: y.movedim(0, out_axes), ys)
+
+        return run
+
+    return decorate
+
+
 def late(module, name, make):
     """Returns a part of a module that its first call makes, as sizes of arrays say."""
     if not hasattr(module, name):
@@ -187,7 +207,7 @@ def named_arrays(module, path=()):
             yield ".".join((*kind, *path, name)), tensor, axes
     inner = (*path, *getattr(module, "source_path", ()))
     for key, part in module.named_children():
-        is_list = isinstance(module, nn.ModuleList)
+        is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
         yield from named_arrays(
             part, (*inner[:-1], f"{inner[-1]}_{key}") if is_list else (*inner, key)
         )

@@ -132,6 +132,11 @@ def _code_of(value: Any) -> str:
     """Returns the code for an input, zeros in the place of an array."""
     if hasattr(value, "dtype"):
         return f"torch.zeros({tuple(value.shape)}, dtype=torch.{value.dtype})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_code_of(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        inner = "".join(f"{_code_of(item)}, " for item in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
     return text(literal(value))
 
 

@@ -64,22 +64,23 @@ class MultiheadAttention(nn.Module):
         return self.output_proj(torch.einsum("hqk,khd->qhd", weights, v).flatten(1))
 
 
-class Function(nn.Module):
-    """A function in the place of a layer."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
+def as_part(item):
+    """Returns a module for a module, a function, or a list or dict of such."""
+    if isinstance(item, list | tuple):
+        return Parts(item)
+    if isinstance(item, dict):
+        return nn.ModuleDict({name: as_part(part) for name, part in item.items()})
+    return item if isinstance(item, nn.Module) else Function(item)
 
 
 class Parts(nn.ModuleList):
     """A list of layers and functions."""
 
-    def __init__(self, parts):
-        super().__init__(item if isinstance(item, nn.Module) else Function(item) for item in parts)
+    def __init__(self, parts=()):
+        super().__init__(map(as_part, parts))
+
+    def append(self, part):
+        return super().append(as_part(part))
 
 
 def named_arrays(module, path=()):
@@ -92,6 +93,17 @@ def named_arrays(module, path=()):
     inner = (*path, *getattr(module, "source_path", ()))
     for key, part in module.named_children():
         yield from named_arrays(part, (*inner, key))
+
+
+class Function(nn.Module):
+    """A function in the place of a layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
 
 
 class AttentionBlock(nn.Module):

@@ -1,28 +1,76 @@
 """Mixer2d for PyTorch, transcribed from models.equinox_repositories.mixer"""
 
+import math
+
 import einops
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 
-class WithColumn(nn.Module):
-    """A convolution whose bias is a column of channels."""
+def pads_of(sizes, window, strides, padding, dilation=1):
+    """Returns how many elements are put before and after each dimension of these sizes.
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        if self.bias is not None:
-            ones = (1,) * len(self.kernel_size)
-            self.bias = nn.Parameter(self.bias.detach().reshape(-1, *ones))
+    Raises:
+        ValueError: There are other dimensions, or the padding is of another kind.
+    """
+    if len(sizes) != len(window):
+        raise ValueError(f"{tuple(sizes)} are not {len(window)} sizes between a batch and channels")
+    if not isinstance(padding, str):
+        pairs = repeat(padding, len(window))
+        return [repeat(pair, 2) for pair in pairs]
+    if padding == "VALID":
+        return [(0, 0)] * len(window)
+    reaches = [d * (k - 1) + 1 for k, d in zip(window, repeat(dilation, len(window)), strict=True)]
+    if padding == "CAUSAL":
+        return [(reach - 1, 0) for reach in reaches]
+    if padding not in ("SAME", "SAME_LOWER"):
+        raise ValueError(f"{padding} padding")
+    each = zip(sizes, reaches, strides, strict=True)
+    lacking = [max((-(-size // s) - 1) * s + reach - size, 0) for size, reach, s in each]
+    befores = [(lack + (padding == "SAME_LOWER")) // 2 for lack in lacking]
+    return [(before, lack - before) for before, lack in zip(befores, lacking, strict=True)]
+
+
+def repeat(size, count):
+    """Returns a size for each dimension, where one may stand for all."""
+    return (size,) * count if isinstance(size, int) else tuple(size)
+
+
+class Conv(nn.Module):
+    """A convolution of one example with Equinox's arguments, initial values and biases."""
+
+    def __init__(
+        self,
+        num_spatial_dims,
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        use_bias=True,
+        padding_mode="ZEROS",
+    ):
+        super().__init__()
+        rank, self.groups, self.padding = num_spatial_dims, groups, padding
+        self.kernel_size, self.stride = repeat(kernel_size, rank), repeat(stride, rank)
+        self.dilation, self.padding_mode = repeat(dilation, rank), padding_mode.upper()
+        shape = (out_channels, in_channels // groups, *self.kernel_size)
+        limit = 1 / math.sqrt(math.prod(shape[1:]))
+        self.weight = nn.Parameter(torch.empty(shape).uniform_(-limit, limit))
+        column = torch.empty(out_channels, *(1,) * rank).uniform_(-limit, limit)
+        self.bias = nn.Parameter(column) if use_bias else None
 
     def forward(self, x):
-        bias = None if self.bias is None else self.bias.flatten()
-        conv = F.conv1d if len(self.kernel_size) == 1 else F.conv2d
-        return conv(x, self.weight, bias, self.stride, self.padding, self.dilation, self.groups)
-
-
-class Conv2d(WithColumn, nn.Conv2d):
-    """See `WithColumn`."""
+        modes = {"ZEROS": "constant", "REPLICATE": "replicate", "CIRCULAR": "circular"}
+        pads = pads_of(x.shape[1:], self.kernel_size, self.stride, self.padding, self.dilation)
+        flat = [size for pair in reversed(pads) for size in pair]
+        x = F.pad(x[None], flat, modes.get(self.padding_mode, "reflect"))
+        conv = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]
+        y = conv(x, self.weight, None, self.stride, 0, self.dilation, self.groups)[0]
+        return y if self.bias is None else y + self.bias
 
 
 class MLP(nn.Module):
@@ -55,22 +103,23 @@ class MLP(nn.Module):
         return x if self.final_activation is None else self.final_activation(x)
 
 
-class Function(nn.Module):
-    """A function in the place of a layer."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
+def as_part(item):
+    """Returns a module for a module, a function, or a list or dict of such."""
+    if isinstance(item, list | tuple):
+        return Parts(item)
+    if isinstance(item, dict):
+        return nn.ModuleDict({name: as_part(part) for name, part in item.items()})
+    return item if isinstance(item, nn.Module) else Function(item)
 
 
 class Parts(nn.ModuleList):
     """A list of layers and functions."""
 
-    def __init__(self, parts):
-        super().__init__(item if isinstance(item, nn.Module) else Function(item) for item in parts)
+    def __init__(self, parts=()):
+        super().__init__(map(as_part, parts))
+
+    def append(self, part):
+        return super().append(as_part(part))
 
 
 def named_arrays(module, path=()):
@@ -83,6 +132,17 @@ def named_arrays(module, path=()):
     inner = (*path, *getattr(module, "source_path", ()))
     for key, part in module.named_children():
         yield from named_arrays(part, (*inner, key))
+
+
+class Function(nn.Module):
+    """A function in the place of a layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
 
 
 class MixerBlock(nn.Module):
@@ -110,7 +170,7 @@ class Mixer2d(nn.Module):
         assert width % patch_size == 0
         num_patches = height // patch_size * (width // patch_size)
         (inkey, outkey, *bkeys) = range(2 + num_blocks)
-        self.conv_in = Conv2d(input_size + 1, hidden_size, patch_size, stride=patch_size)
+        self.conv_in = Conv(2, input_size + 1, hidden_size, patch_size, stride=patch_size)
         self.head = nn.Linear(hidden_size, input_size)
         self.blocks = Parts(
             [

@@ -48,22 +48,23 @@ class MLP(nn.Module):
         return x if self.final_activation is None else self.final_activation(x)
 
 
-class Function(nn.Module):
-    """A function in the place of a layer."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
+def as_part(item):
+    """Returns a module for a module, a function, or a list or dict of such."""
+    if isinstance(item, list | tuple):
+        return Parts(item)
+    if isinstance(item, dict):
+        return nn.ModuleDict({name: as_part(part) for name, part in item.items()})
+    return item if isinstance(item, nn.Module) else Function(item)
 
 
 class Parts(nn.ModuleList):
     """A list of layers and functions."""
 
-    def __init__(self, parts):
-        super().__init__(item if isinstance(item, nn.Module) else Function(item) for item in parts)
+    def __init__(self, parts=()):
+        super().__init__(map(as_part, parts))
+
+    def append(self, part):
+        return super().append(as_part(part))
 
 
 def named_arrays(module, path=()):
@@ -81,6 +82,17 @@ def named_arrays(module, path=()):
 def vmap(fun, in_axes=0, out_axes=0):
     """Maps a function over a dimension of its arguments, with random numbers for each element."""
     return torch.vmap(fun, in_axes, out_axes, randomness="different")
+
+
+class Function(nn.Module):
+    """A function in the place of a layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
 
 
 class Residual(nn.Module):

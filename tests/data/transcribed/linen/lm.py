@@ -1,7 +1,7 @@
 """TransformerLM for PyTorch, transcribed from models.linen_repositories.lm"""
 
-import dataclasses
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -218,7 +218,7 @@ def named_arrays(module, path=()):
             yield ".".join((*kind, *path, name)), tensor, axes
     inner = (*path, *getattr(module, "source_path", ()))
     for key, part in module.named_children():
-        is_list = isinstance(module, nn.ModuleList)
+        is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
         yield from named_arrays(
             part, (*inner[:-1], f"{inner[-1]}_{key}") if is_list else (*inner, key)
         )
@@ -234,7 +234,7 @@ def trunc_normal_init(stddev=1e-2, lower=-2.0, upper=2.0):
     return lambda shape: nn.init.trunc_normal_(torch.empty(shape), a=lower, b=upper) * stddev
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TransformerConfig:
     """Global hyperparameters used to minimize obnoxious kwarg plumbing."""
 

@@ -295,7 +295,7 @@ def named_arrays(module, path=()):
             yield ".".join((*kind, *path, name)), tensor, axes
     inner = (*path, *getattr(module, "source_path", ()))
     for key, part in module.named_children():
-        is_list = isinstance(module, nn.ModuleList)
+        is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
         yield from named_arrays(
             part, (*inner[:-1], f"{inner[-1]}_{key}") if is_list else (*inner, key)
         )

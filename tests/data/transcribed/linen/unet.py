@@ -46,18 +46,18 @@ def lecun_normal(in_axis=-2, out_axis=-1):
 
 
 def pad(x, pairs, value=0.0):
-    """Puts elements before and after each dimension but the first two."""
+    """Puts elements before and after each dimension, or but the first ones."""
     return F.pad(x, [size for pair in reversed(pairs) for size in pair], value=value)
 
 
-def pads_of(x, window, strides, padding, dilation=1):
-    """Returns how many elements are put before and after each dimension but the first and last.
+def pads_of(sizes, window, strides, padding, dilation=1):
+    """Returns how many elements are put before and after each dimension of these sizes.
 
     Raises:
-        ValueError: There is not one dimension of a batch, or the padding is of another kind.
+        ValueError: There are other dimensions, or the padding is of another kind.
     """
-    if x.ndim != len(window) + 2:
-        raise ValueError(f"{tuple(x.shape)} instead of a batch, {len(window)} sizes, and channels")
+    if len(sizes) != len(window):
+        raise ValueError(f"{tuple(sizes)} are not {len(window)} sizes between a batch and channels")
     if not isinstance(padding, str):
         pairs = repeat(padding, len(window))
         return [repeat(pair, 2) for pair in pairs]
@@ -66,11 +66,12 @@ def pads_of(x, window, strides, padding, dilation=1):
     reaches = [d * (k - 1) + 1 for k, d in zip(window, repeat(dilation, len(window)), strict=True)]
     if padding == "CAUSAL":
         return [(reach - 1, 0) for reach in reaches]
-    if padding != "SAME":
+    if padding not in ("SAME", "SAME_LOWER"):
         raise ValueError(f"{padding} padding")
-    sizes = zip(x.shape[1:-1], reaches, strides, strict=True)
-    lacking = [max((-(-size // s) - 1) * s + reach - size, 0) for size, reach, s in sizes]
-    return [(lack // 2, lack - lack // 2) for lack in lacking]
+    each = zip(sizes, reaches, strides, strict=True)
+    lacking = [max((-(-size // s) - 1) * s + reach - size, 0) for size, reach, s in each]
+    befores = [(lack + (padding == "SAME_LOWER")) // 2 for lack in lacking]
+    return [(before, lack - before) for before, lack in zip(befores, lacking, strict=True)]
 
 
 def repeat(size, count):
@@ -113,7 +114,7 @@ class Conv(nn.Module):
         fill(self, "bias", bias_init or zeros_init())
 
     def forward(self, x):
-        pads = pads_of(x, self.window, self.strides, self.padding, self.dilation)
+        pads = pads_of(x.shape[1:-1], self.window, self.strides, self.padding, self.dilation)
         conv = (F.conv1d, F.conv2d, F.conv3d)[len(self.window) - 1]
         x = pad(x.movedim(-1, 1), pads)
         y = conv(
@@ -210,7 +211,7 @@ def avg_pool(x, window_shape, strides=None, padding="VALID"):
     """Returns the means of windows, with the channels last; elements put at the ends count."""
     strides = strides or (1,) * len(window_shape)
     pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(window_shape) - 1]
-    x = pad(x.movedim(-1, 1), pads_of(x, window_shape, strides, padding))
+    x = pad(x.movedim(-1, 1), pads_of(x.shape[1:-1], window_shape, strides, padding))
     return pool(x, window_shape, strides).movedim(1, -1)
 
 
@@ -240,7 +241,7 @@ def named_arrays(module, path=()):
             yield ".".join((*kind, *path, name)), tensor, axes
     inner = (*path, *getattr(module, "source_path", ()))
     for key, part in module.named_children():
-        is_list = isinstance(module, nn.ModuleList)
+        is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
         yield from named_arrays(
             part, (*inner[:-1], f"{inner[-1]}_{key}") if is_list else (*inner, key)
         )
