@@ -312,7 +312,7 @@ WITH_COUNTERPARTS = (
 
 TEMPLATES: dict[Any, str] = {
     torch.is_tensor: "isinstance({0}, jax.Array)", torch.finfo: "jnp.finfo({0})",
-    torch.numel: "{0}.size", torch.autograd.Variable: "{0}",
+    torch.Size: "tuple({0})", torch.numel: "{0}.size", torch.autograd.Variable: "{0}",
 }  # fmt: skip
 
 

@@ -24,6 +24,10 @@ class Slots:
         model: The model.
         constructs: Returns whether a function runs only when a model is made.
         exist: Whether files have any.
+
+    Attributes:
+        are_kept: Whether a later call reads what one has left, as a table of a size; in a file each
+            call of the model computes it.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class Slots:
     ) -> None:
         self._recording = recording
         self._constructs = constructs
+        self.are_kept = False
         self._names = dict(self._find(model)) if exist else {}
 
     def has(self, owner: object, name: str) -> bool:
@@ -56,6 +61,7 @@ class Slots:
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
         }
         made: set[tuple[type | None, str]] = set()
+        nothing: set[tuple[type | None, str]] = set()
         given: dict[tuple[type | None, str], None] = {}
         for function, node in nodes:
             match node:
@@ -64,11 +70,13 @@ class Slots:
                         continue  # it is for the caller
                     events = self._recording.events.get(value, ())
                     if self._constructs(function):
-                        made.add((function.owner, name))
+                        is_none = is_constant(value, None)
+                        (nothing if is_none else made).add((function.owner, name))
                     elif any(isinstance(event.value, torch.Tensor) for event in events):
                         given[function.owner, name] = None
                 case ast.Call(ast.Name("hasattr" | "getattr"), [_, ast.Constant(str(name)), *_]):
                     made.add((None, name))
+        self.are_kept = bool(nothing & given.keys() - made)
         makers = {item.owner for item in functions if item.name == "__init__"}
         for cls in {type(part): None for part in model.modules()}:
             parts = [part for part in model.modules() if type(part) is cls]

@@ -77,6 +77,8 @@ class Statements(walk.Statements):
             ]
             start = self._document()
             body[start:start] = refusal
+        if self._file.slots.are_kept and self._file.is_entry(self._function):
+            body.insert(self._document(), "forget(self)")
         if self._is_constructor and self._function.owner in self._file.has_mode:
             body.append(f"self.{self._file.target.mode} = False")
             if self._function.owner is not None:
@@ -250,9 +252,9 @@ class Statements(walk.Statements):
         if any(isinstance(item, np.ndarray) for item in values):
             return expr("nested_tuple({0})", code)
         modules = [x for x in values if isinstance(x, nn.Module)]
-        modules = [
-            x for x in modules if type(x) not in self._file.layers.activations
-        ]  # functions, in a file
+        activations = self._file.layers.activations  # functions, in a file
+        modules = [x for x in modules if type(x) not in activations]
+        modules += [x for x in values if isinstance(x, nn.Parameter)]
         if modules and self._is_setting_before(target):
             return expr(self._file.target.new_part, code)
         owners = [vars(x) for x in self.expressions.values(target.value) if hasattr(x, "__dict__")]
@@ -263,13 +265,13 @@ class Statements(walk.Statements):
         return code
 
     def _is_setting_before(self, target: ast.Attribute) -> bool:
-        """Returns whether an attribute is None or an empty list until it is given a module."""
+        """Returns whether an attribute is a setting until it is given a module or an array."""
         return any(
             ast.unparse(item) == ast.unparse(target)
             for node in self._function.nodes
             if isinstance(node, ast.Assign | ast.AnnAssign)
             and node.value is not None
-            and (is_constant(node.value, None) or isinstance(node.value, ast.List))
+            and isinstance(node.value, ast.Constant | ast.List)
             for item in (node.targets if isinstance(node, ast.Assign) else [node.target])
         )
 
@@ -284,8 +286,19 @@ class Statements(walk.Statements):
             case ast.Attribute(array, "data") if arrays.is_array(self.expressions, array):
                 yield arrays.change(self.expressions, array, sign, node.value)
                 return
+            case ast.Attribute(base, name) if self._is_buffer(base, name):
+                array, new = ast.Attribute(self.code(base), name), self.code(node.value)
+                yield self._file.target.write(self._file, self._function, array, new, sign)
+                return
         arrays.refuse_change(self.expressions, node.target)
         yield from super()._augment(node)
+
+    def _is_buffer(self, base: ast.expr, name: str) -> bool:
+        owners = self.expressions.values(base)
+        return bool(owners) and all(
+            isinstance(x, nn.Module) and name in dict(x.named_buffers(recurse=False))
+            for x in owners
+        )
 
     # --- calls ------------------------------------------------------------------------------------
 

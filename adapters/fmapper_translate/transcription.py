@@ -199,7 +199,7 @@ class Transcription:
             if not is_torch:
                 return origin.trial(model, *given, train=train)
             with mode(model, train=train):  # in which what only adds noise stays on
-                return origin.trial(model, *given, train=None, parts=True)
+                return origin.trial(model, *fmap(_clone, given), train=None, parts=True)
 
         with library.without_caches(model) if is_torch else contextlib.nullcontext():
             evaluates = only_evaluation or bool(self.only_evaluation)
@@ -436,7 +436,12 @@ def _examples(
 
 
 def _call(inputs: Inputs, options: Mapping[str, Any], model: nn.Module) -> object:
+    inputs, options = fmap(_clone, (inputs, dict(options)))  # which a model may write into
     return model(*inputs, **options)
+
+
+def _clone(x: Any) -> Any:
+    return x.clone() if isinstance(x, torch.Tensor) else x
 
 
 def _to_float(x: Any) -> Any:

@@ -125,6 +125,65 @@ def test_a_file_reads_as_the_idioms_do(idioms):
     assert "jnp.einsum(equation, x, x)" in code
 
 
+class Called(nn.Module):
+    """Has methods that are called in place of `forward`."""
+
+    def __init_subclass__(cls, **kwargs):
+        if "__call__" in vars(cls):
+            cls.forward = vars(cls)["__call__"]
+            del cls.__call__
+
+
+class Part(Called):
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+        self.scale = 1.0
+        self.scale = nn.Parameter(torch.rand(torch.Size((width,))))
+
+    def __call__(self, x):
+        first, rest = torch.split(x, (self.width, x.shape[1] - self.width), 1)
+        return torch.cat([first * self.scale, rest], 1)
+
+
+class Kept(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([Part(2), Part(3)])
+        self.mask = None
+        self.register_buffer("count", torch.zeros(6))
+
+    def forward(self, x):
+        x += 1
+        if self.mask is None or self.mask.size(0) != len(x):
+            self.mask = torch.tril(torch.ones(len(x), len(x)))
+        self.count *= 0.5
+        self.count += (x > 0).float().mean(0)
+        for part in self.parts:
+            x = part(x)
+        return self.mask @ x
+
+
+def test_a_model_that_keeps_tables_and_changes_its_input_is_transcribed():
+    torch.manual_seed(0)
+    model, x = Kept().eval(), torch.randn(4, 6)
+    before = x.clone()
+    made = transcribe(model, (x,), ((), {}))
+    assert not made.fallen
+    assert (x == before).all()
+    assert "forget(self)" in made.code
+    space: dict = {}
+    exec(made.code, space)
+    net = space["Kept"](rngs=nnx.Rngs(0))
+    space["load_weights"](net, {name: x.numpy() for name, x in model.state_dict().items()})
+    call = nnx.jit(lambda net, x: net(x))
+    for rows in (4, 3, 4):
+        x = torch.randn(rows, 6)
+        ours, theirs = call(net, jnp.asarray(x.numpy())), model(x.clone()).detach().numpy()
+        assert jnp.allclose(ours, theirs, atol=1e-5)
+    assert jnp.allclose(net.count[...], model.count.numpy(), atol=1e-6)
+
+
 class Spectral(nn.Module):
     def __init__(self):
         super().__init__()

@@ -419,6 +419,14 @@ class Slot:
     value = None
 
 
+def forget(module):
+    """Has the slots in a module hold nothing, as a call finds them."""
+    for _, part in nnx.iter_modules(module):
+        for slot in vars(part).values():
+            if isinstance(slot, Slot):
+                slot.value = None
+
+
 def clone(module, *, rngs):
     """Copies a module, with random numbers of its own."""
     twin = nnx.clone(module)

@@ -23,7 +23,8 @@ class LSTM(nnx.Module):
     ):  # fmt: skip
         self.input_size, self.hidden_size = input_size, hidden_size
         self.num_layers, self.batch_first = num_layers, batch_first
-        self.ends = ("", "_reverse") if bidirectional else ("",)
+        self.bidirectional, self.ends = bidirectional, ("", "_reverse")[: 1 + bidirectional]
+        self.names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if bias else 2]
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
         init, width = uniform_init(-(hidden_size**-0.5), hidden_size**-0.5), input_size
         rows = self.gates * hidden_size
@@ -35,6 +36,11 @@ class LSTM(nnx.Module):
                 for name, shape in shapes.items():
                     setattr(self, f"{name}_l{layer}{end}", nnx.Param(init(rngs.params(), shape)))
             width = len(self.ends) * hidden_size
+
+    @property
+    def arrays_of_layers(self):
+        layers = [f"l{layer}{end}" for layer in range(self.num_layers) for end in self.ends]
+        return [[f"{name}_{layer}" for name in self.names] for layer in layers]
 
     def __call__(self, x, state=None):
         x = x.swapaxes(0, 1) if self.batch_first else x

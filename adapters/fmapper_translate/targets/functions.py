@@ -66,6 +66,11 @@ def expand(x, sizes):
     return jnp.broadcast_to(x, tuple(old if new == -1 else new for new, old in pairs))
 
 
+def split(x, sizes, axis=0):
+    """Splits x into parts of these sizes."""
+    return jnp.split(x, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)], axis)
+
+
 def pad(x, sizes):
     """Puts zeros around the last dimensions: before and behind the last one, the one before it."""
     ends = [(sizes[i], sizes[i + 1]) for i in range(len(sizes) - 2, -1, -2)]

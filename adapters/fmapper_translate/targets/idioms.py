@@ -54,7 +54,7 @@ def _chunk_of_any(p: Printing, x: Value, chunks: Any, dim: Any = 0) -> Any:
 
 def _split_any(p: Printing, x: Value, size: Any, dim: Any = 0) -> Any:
     if isinstance(size, tuple):
-        return None
+        return expr("split({0}, {1}, {2})", x, size, dim)
     start, stop = literal(size), expr("{0}.shape[{1}]", x, dim)
     return expr("jnp.split({0}, [*range({1}, {2}, {1})], axis={3})", x, start, stop, dim)
 
@@ -62,6 +62,7 @@ def _split_any(p: Printing, x: Value, size: Any, dim: Any = 0) -> Any:
 # Operations as one call for arrays of any number of dimensions, or of any sizes.
 VARIED: dict[str, Callable[..., Any]] = {
     "aten::unsqueeze": _expand_dims, "aten::chunk": _chunk_of_any, "aten::split": _split_any,
+    "aten::split_with_sizes": _split_any,
 }  # fmt: skip
 
 

@@ -403,7 +403,9 @@ class File(ABC):
 
     def _is_wanted(self, function: Function) -> bool:
         """Returns whether a method is called in the file."""
-        return function.name in ("__init__", self.called) or function in self._functions
+        kept = vars(function.owner).get(self.called) if function.owner is not None else None
+        is_called = function.name in ("__init__", self.called) or function.target is kept
+        return is_called or function in self._functions
 
     def _is_read(self, cls: type, name: str) -> bool:
         """Returns whether a file has an attribute of a class."""
