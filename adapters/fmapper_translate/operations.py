@@ -331,6 +331,9 @@ class Operations:
                     break
             if _are_sizes(flat) and flat == values:
                 return tuple(sizes)
+        for given in row[at : at + 1]:  # one for all dimensions
+            if type(given.value) is int and values == [given.value] * len(values):
+                return (self._size(given),) * len(values)
         return tuple(values)
 
     def _elements(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -65,15 +66,16 @@ class Slots:
         given: dict[tuple[type | None, str], None] = {}
         for function, node in nodes:
             match node:
-                case ast.Assign([ast.Attribute(ast.Name("self"), name)], value):
-                    if is_constant(value, None) and name not in reads:
-                        continue  # it is for the caller
-                    events = self._recording.events.get(value, ())
-                    if self._constructs(function):
-                        is_none = is_constant(value, None)
-                        (nothing if is_none else made).add((function.owner, name))
-                    elif any(isinstance(event.value, torch.Tensor) for event in events):
-                        given[function.owner, name] = None
+                case ast.Assign(targets, value):
+                    values = [event.value for event in self._recording.events.get(value, ())]
+                    for name, results in _attributes(targets, values):
+                        if is_constant(value, None) and name not in reads:
+                            continue  # it is for the caller
+                        if self._constructs(function):
+                            is_none = is_constant(value, None)
+                            (nothing if is_none else made).add((function.owner, name))
+                        elif any(isinstance(item, torch.Tensor) for item in results):
+                            given[function.owner, name] = None
                 case ast.Call(ast.Name("hasattr" | "getattr"), [_, ast.Constant(str(name)), *_]):
                     made.add((None, name))
         self.are_kept = bool(nothing & given.keys() - made)
@@ -86,3 +88,15 @@ class Slots:
             names = [name for owner, name in given if owner in cls.__mro__ and name not in kept]
             if names and makers & {*cls.__mro__}:
                 yield cls, names
+
+
+def _attributes(targets: list[ast.expr], values: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Returns the attributes of `self` that are given values, and these."""
+    for target in targets:
+        match target:
+            case ast.Attribute(ast.Name("self"), name):
+                yield name, values
+            case ast.Tuple(parts):
+                for at, part in enumerate(parts):
+                    rows = [x for x in values if isinstance(x, tuple | list) and at < len(x)]
+                    yield from _attributes([part], [x[at] for x in rows])

@@ -75,6 +75,7 @@ def make_activation(
             keywords[ours] = literal(words[ast.literal_eval(made)]) if words else made
     if not keywords:
         return expr(name)
+    name = layers.WITH_ARGUMENTS.get(kind, name)
     return expr(f"partial({name}, {', '.join(f'{key}={text(v)}' for key, v in keywords.items())})")
 
 

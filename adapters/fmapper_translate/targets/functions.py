@@ -54,6 +54,11 @@ def interpolate(x, size=None, scale_factor=None, mode="nearest", align_corners=N
     return x
 
 
+def softplus(x, beta=1.0, threshold=20.0):
+    """Returns log(1 + exp(beta x)) / beta, and x itself above a threshold of beta x."""
+    return jnp.where(beta * x > threshold, x, jax.nn.softplus(beta * x) / beta)
+
+
 def flatten(x, start, end):
     """Makes one dimension of several, from one to another."""
     return x.reshape(*x.shape[:start], -1, *x.shape[end % x.ndim + 1 :])

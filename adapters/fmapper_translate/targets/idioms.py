@@ -59,10 +59,19 @@ def _split_any(p: Printing, x: Value, size: Any, dim: Any = 0) -> Any:
     return expr("jnp.split({0}, [*range({1}, {2}, {1})], axis={3})", x, start, stop, dim)
 
 
+def _avg_pool_of_any(
+    p: Printing, x: Value, window: Any, strides: Any = (), padding: Any = (0,), *rest: Any
+) -> Any:
+    if rest or set(padding) != {0}:
+        return None
+    return expr("avg_pool({0}, {1}, {2})", x, tuple(window), tuple(strides or window))
+
+
 # Operations as one call for arrays of any number of dimensions, or of any sizes.
 VARIED: dict[str, Callable[..., Any]] = {
     "aten::unsqueeze": _expand_dims, "aten::chunk": _chunk_of_any, "aten::split": _split_any,
-    "aten::split_with_sizes": _split_any,
+    "aten::split_with_sizes": _split_any, "aten::avg_pool1d": _avg_pool_of_any,
+    "aten::avg_pool2d": _avg_pool_of_any,
 }  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def activations(module: str) -> dict[type, Activation]:
         nn.Mish: ("jax.nn.mish", NONE, NONE),
         nn.Sigmoid: (f"{module}.sigmoid", NONE, NONE),
         nn.Tanh: ("jnp.tanh", NONE, NONE),
-        nn.Softplus: (f"{module}.softplus", NONE, NONE),
+        nn.Softplus: (f"{module}.softplus", {"beta": "beta", "threshold": "threshold"}, NONE),
         nn.Hardswish: (f"{module}.hard_swish", NONE, NONE),
         nn.Hardsigmoid: (f"{module}.hard_sigmoid", NONE, NONE),
         nn.ELU: (f"{module}.elu", {"alpha": "alpha"}, NONE),
@@ -165,6 +165,8 @@ class Layers:
         )
 
 
+# Activations that are another function where they are given arguments.
+WITH_ARGUMENTS: dict[type, str] = {nn.Softplus: "softplus"}
 WORDS = {"approximate": {"none": False, "tanh": True}}  # of PyTorch -> what they are here
 IGNORED = frozenset(
     {"inplace", "device", "dtype", "track_running_stats", "requires_grad", "sparse"}
@@ -187,8 +189,6 @@ def gap_of(module: nn.Module) -> str:
     instance = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
     if isinstance(module, instance) and module.track_running_stats:
         return f"{kind} with running statistics"
-    if isinstance(module, nn.Softplus) and (module.beta, module.threshold) != (1, 20):
-        return f"{kind} with another slope"
     is_pool = isinstance(module, nn.AvgPool1d | nn.AvgPool2d) and module.ceil_mode
     if is_pool and module.count_include_pad and any((*_tuple(module.padding), 0)):
         return f"{kind} that rounds up and counts its padding"
