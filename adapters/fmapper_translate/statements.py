@@ -254,8 +254,8 @@ class Statements(walk.Statements):
         modules = [x for x in values if isinstance(x, nn.Module)]
         activations = self._file.layers.activations  # functions, in a file
         modules = [x for x in modules if type(x) not in activations]
-        modules += [x for x in values if isinstance(x, nn.Parameter)]
-        if modules and self._is_setting_before(target):
+        arrays_given = [x for x in values if isinstance(x, nn.Parameter)]
+        if (modules or arrays_given) and self._is_setting_before(target):
             return expr(self._file.target.new_part, code)
         owners = [vars(x) for x in self.expressions.values(target.value) if hasattr(x, "__dict__")]
         lists = [*values, *(owner.get(target.attr) for owner in owners)]  # which grow later
