@@ -13,8 +13,7 @@ from torch import nn
 
 from fmapper.translation import expr, text
 from fmapper_translate import arrays, calls, contexts
-from fmapper_translate.constructors import initial_values
-from fmapper_translate.constructors.buffers import register_buffer
+from fmapper_translate.constructors import buffers, initial_values
 from fmapper_translate.expressions import Expressions
 from fmapper_translate.fallback import operations_of
 from fmapper_translate.functions import Function
@@ -255,7 +254,7 @@ class Statements(walk.Statements):
         activations = self._file.layers.activations  # functions, in a file
         modules = [x for x in modules if type(x) not in activations]
         arrays_given = [x for x in values if isinstance(x, nn.Parameter)]
-        if (modules or arrays_given) and self._is_setting_before(target):
+        if (modules or arrays_given) and buffers.is_setting_before(self._function, target):
             return expr(self._file.target.new_part, code)
         owners = [vars(x) for x in self.expressions.values(target.value) if hasattr(x, "__dict__")]
         lists = [*values, *(owner.get(target.attr) for owner in owners)]  # which grow later
@@ -263,17 +262,6 @@ class Statements(walk.Statements):
         if any(isinstance(part, nn.Module) for part in parts):
             return expr(self._file.target.plain_list, code)
         return code
-
-    def _is_setting_before(self, target: ast.Attribute) -> bool:
-        """Returns whether an attribute is a setting until it is given a module or an array."""
-        return any(
-            ast.unparse(item) == ast.unparse(target)
-            for node in self._function.nodes
-            if isinstance(node, ast.Assign | ast.AnnAssign)
-            and node.value is not None
-            and isinstance(node.value, ast.Constant | ast.List)
-            for item in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        )
 
     def _augment(self, node: ast.AugAssign) -> Iterator[str]:
         sign = SIGNS.get(type(node.op), "")
@@ -286,19 +274,12 @@ class Statements(walk.Statements):
             case ast.Attribute(array, "data") if arrays.is_array(self.expressions, array):
                 yield arrays.change(self.expressions, array, sign, node.value)
                 return
-            case ast.Attribute(base, name) if self._is_buffer(base, name):
+            case ast.Attribute(base, name) if buffers.is_buffer(self.expressions, base, name):
                 array, new = ast.Attribute(self.code(base), name), self.code(node.value)
                 yield self._file.target.write(self._file, self._function, array, new, sign)
                 return
         arrays.refuse_change(self.expressions, node.target)
         yield from super()._augment(node)
-
-    def _is_buffer(self, base: ast.expr, name: str) -> bool:
-        owners = self.expressions.values(base)
-        return bool(owners) and all(
-            isinstance(x, nn.Module) and name in dict(x.named_buffers(recurse=False))
-            for x in owners
-        )
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -311,7 +292,7 @@ class Statements(walk.Statements):
         elif name == "__init__" and self.expressions.static(func)[0]:  # of a base that it names
             yield from self._super(ast.Call(func, call.args[1:], call.keywords))
         elif name == "register_buffer":
-            yield from register_buffer(self, call)
+            yield from buffers.register_buffer(self, call)
         elif name in _SETTERS and isinstance(func, ast.Attribute):
             owner, *codes = [text(self.code(item)) for item in (func.value, *call.args)]
             kinds = {*map(type, self.expressions.values(func.value))}

@@ -34,7 +34,7 @@ from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.recording import record
 from fmapper_translate.scans.lists import choose
 from fmapper_translate.sources.halves import check_dtypes, half_of
-from fmapper_translate.sources.sizes import of_given_sizes, of_other_sizes
+from fmapper_translate.sources.sizes import copy_of, of_given_sizes, of_other_sizes
 from fmapper_translate.sources.torch import TorchSource
 from fmapper_translate.targets import Target, layers
 from fmapper_translate.torch.weights import follow_mode
@@ -199,7 +199,7 @@ class Transcription:
             if not is_torch:
                 return origin.trial(model, *given, train=train)
             with mode(model, train=train):  # in which what only adds noise stays on
-                return origin.trial(model, *fmap(_clone, given), train=None, parts=True)
+                return origin.trial(model, *fmap(copy_of, given), train=None, parts=True)
 
         with library.without_caches(model) if is_torch else contextlib.nullcontext():
             evaluates = only_evaluation or bool(self.only_evaluation)
@@ -436,12 +436,8 @@ def _examples(
 
 
 def _call(inputs: Inputs, options: Mapping[str, Any], model: nn.Module) -> object:
-    inputs, options = fmap(_clone, (inputs, dict(options)))  # which a model may write into
+    inputs, options = fmap(copy_of, (inputs, dict(options)))  # which a model may write into
     return model(*inputs, **options)
-
-
-def _clone(x: Any) -> Any:
-    return x.clone() if isinstance(x, torch.Tensor) else x
 
 
 def _to_float(x: Any) -> Any:

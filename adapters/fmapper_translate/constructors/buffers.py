@@ -1,4 +1,4 @@
-"""Buffers that constructors register."""
+"""Buffers of modules, and attributes that are settings first."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from fmapper.translation import expr, text
 from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
+    from fmapper_translate.expressions import Expressions
+    from fmapper_translate.functions import Function
     from fmapper_translate.statements import Statements
 
 
@@ -46,3 +50,22 @@ def register_buffer(statements: Statements, call: ast.Call) -> Iterator[str]:
     else:
         owner = text(expressions.code(call.func.value))
         yield f"setattr({owner}, {text(expressions.code(name))}, {text(made)})"
+
+
+def is_buffer(expressions: Expressions, base: ast.expr, name: str) -> bool:
+    """Returns whether an attribute of an expression is a buffer of a module."""
+    owners = expressions.values(base)
+    return bool(owners) and all(
+        isinstance(x, nn.Module) and name in dict(x.named_buffers(recurse=False)) for x in owners
+    )
+
+
+def is_setting_before(function: Function, target: ast.expr) -> bool:
+    """Returns whether an attribute is a setting until it is given a module or an array."""
+    return any(
+        ast.unparse(item) == ast.unparse(target)
+        for node in function.nodes
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        and isinstance(node.value, ast.Constant | ast.List)
+        for item in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    )

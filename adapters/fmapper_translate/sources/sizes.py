@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from fmapper import fleaves, fmap
 from fmapper.programs import size_of
@@ -117,3 +118,8 @@ def _resize(inputs: Any, shapes: Sequence[Shape], sizes: Mapping[str, int]) -> A
         return x
 
     return fmap(resize, inputs, cache=None)
+
+
+def copy_of(x: torch.Tensor) -> torch.Tensor:
+    """Copies a tensor, and returns anything else as it is: a model may write into its inputs."""
+    return x.clone() if isinstance(x, torch.Tensor) else x
