@@ -173,15 +173,12 @@ class Transcription:
             for name, value in (options or {}).items()
             if name not in ("rngs", "mutable", "key") and name not in self.flags
         }
-        code, maker = self.whole, _MAKER
-        if self.flags:
-            maker = "make_with_flags"
-            code += f"\n\nimport inspect\n\n{inspect.getsource(follow_mode)}\n\n"
-            code += f"def {maker}():\n    return follow_mode({_MAKER}(), {self.flags!r})\n"
+        module = model[0] if isinstance(model, tuple) else model
+        names = [*inspect.signature(type(module).__call__).parameters][1 : 1 + len(inputs)]
         weights = {name: to_numpy(value) for name, value in self.weights.items()}
         file = ProvedFile(
-            code,
-            maker,
+            self.whole,
+            _MAKER,
             ("eval", "train"),
             self.target,
             self.aliases,
@@ -189,6 +186,7 @@ class Transcription:
             [by_position, {"dict": by_keyword}],
             arrays,
             by_key=self.target == "torch",
+            flags={name: value for name, value in self.flags.items() if name not in names},
             double=bool(self.half),  # in which results agree to two or three digits
         )
 

@@ -132,3 +132,32 @@ def test_the_command_writes_the_words_of_the_source_with_a_test(
     assert "make_model" in out.read_text()
     assert "eval outputs" in (said := capsys.readouterr().out)
     assert "train steps" not in said
+
+
+LINEN = """
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.relu(nn.Dense(8)(x))
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+model = Net(), Net().init(jax.random.key(0), jnp.ones((2, 4)))
+"""
+
+
+@pytest.mark.nightly
+def test_the_test_of_a_file_tells_the_mode_as_calls_of_its_source_do(tmp_path: Path) -> None:
+    pytest.importorskip("flax")
+    (tmp_path / "linen_net.py").write_text(LINEN)
+    out = tmp_path / "linen_net_torch.py"
+    words = ["translate", f"{tmp_path / 'linen_net.py'}:model", "--to", "torch", "--out", str(out)]
+    assert main([*words, "--example", "randn(2, 4)", "--tests"]) == 0
+    assert "def forward(self, x, train: bool = False)" in out.read_text()
+    test = str(tmp_path / "test_linen_net_torch.py")
+    assert pytest.main(["-q", "-p", "no:cacheprovider", test]) == 0

@@ -115,7 +115,9 @@ class Translated:
         """Returns the model as a trial, with other arrays."""
         args, kwargs = map(self._build, json.loads(str(self.given["inputs"])))
         model, options = self.target.open_file(self.net, self.name, weights, train=self.train)
-        return self.target.trial(model, args, {**kwargs, **options}, train=None)
+        flags = json.loads(str(self.given["flags"]))
+        modes = {name: value is self.train for name, value in flags.items()}
+        return self.target.trial(model, args, {**kwargs, **modes, **options}, train=None)
 
     def _build(self, encoded: Any) -> Any:
         """Decodes an argument."""
@@ -237,7 +239,8 @@ def compare_file(
         framework: The framework of the file.
         file: Its path.
         data: The path of the data, an `npz`: `weight.NAME` and `input.N`; `inputs`, the arguments
-            as JSON; `double`, if both compute in double precision; `by_key`, if the source flattens
+            as JSON; `flags`, further ones that tell the mode, with their values in training;
+            `double`, if both compute in double precision; `by_key`, if the source flattens
             dicts by their sorted keys; and for each mode the results of `descent`.
         name: The class of the model, or its function.
         modes: `eval`, `train` or both.

@@ -147,6 +147,7 @@ class File:
         weights: The NumPy arrays that the file loads, by name.
         inputs: The arguments by position and by keyword, as JSON.
         arrays: The NumPy arrays in these, as `input.N`.
+        flags: Further arguments of a call that tell the model its mode -> their values in training.
         by_key: Whether the model's framework flattens dicts in the order of their sorted keys.
         coarse: The half precision in which the model computes; empty if none.
         double: Whether to compare in double precision alone, as where arrays are of half precision.
@@ -160,6 +161,7 @@ class File:
     weights: Mapping[str, Any]
     inputs: Any
     arrays: Mapping[str, Any]
+    flags: Mapping[str, bool] = field(default_factory=dict)
     by_key: bool = False
     coarse: str = ""
     double: bool = False
@@ -239,6 +241,7 @@ class File:
         if self.by_key:
             arrays["by_key"] = np.array(1)
         arrays["inputs"] = np.array(json.dumps(self.inputs))
+        arrays["flags"] = np.array(json.dumps(dict(self.flags)))
         errors = self._run(arrays, [*results])
         settings = conditions.away, conditions.double
         return Proof(
