@@ -147,10 +147,10 @@ class File:
         weights: The NumPy arrays that the file loads, by name.
         inputs: The arguments by position and by keyword, as JSON.
         arrays: The NumPy arrays in these, as `input.N`.
-        flags: Further arguments of a call that tell the model its mode -> their values in training.
         by_key: Whether the model's framework flattens dicts in the order of their sorted keys.
         coarse: The half precision in which the model computes; empty if none.
         double: Whether to compare in double precision alone, as where arrays are of half precision.
+        flags: Further arguments of a call that tell the model its mode -> their values in training.
     """
 
     code: str
@@ -161,10 +161,10 @@ class File:
     weights: Mapping[str, Any]
     inputs: Any
     arrays: Mapping[str, Any]
-    flags: Mapping[str, bool] = field(default_factory=dict)
     by_key: bool = False
     coarse: str = ""
     double: bool = False
+    flags: Mapping[str, bool] = field(default_factory=dict)
 
     def prove(self, trial: Callable[[bool], Trial], *, only_evaluation: bool = False) -> Proof:
         """Measures the distance of outputs, gradients and five steps from those of the model.

@@ -178,9 +178,9 @@ def has_survived(old: jax.Array, new: jax.Array) -> bool:
         return bool((new.astype(old.dtype) == old).all())
     if jnp.issubdtype(old.dtype, jnp.integer):
         real = new.real if jnp.iscomplexobj(new) else new
-        info = jnp.finfo(real.dtype)
-        limit = float(int(jnp.iinfo(old.dtype).max) + 1)
-        is_small = real < limit if limit <= float(info.max) else jnp.isfinite(real)
+        limit = float(int(jnp.iinfo(old.dtype).max) + 1)  # type: ignore[no-untyped-call]
+        largest = float(jnp.finfo(real.dtype).max)  # type: ignore[no-untyped-call]
+        is_small = real < limit if limit <= largest else jnp.isfinite(real)
         return bool((is_small & (real.astype(old.dtype) == old)).all())
     if jnp.iscomplexobj(old) and not jnp.iscomplexobj(new):
         return not bool(old.imag.any()) and has_survived(old.real, new)
