@@ -22,11 +22,12 @@ from fmapper_translate.functions import Function
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.recording import Recording
-from fmapper_translate.targets import distributions
+from fmapper_translate.targets import distributions, layers
 from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions
+    from fmapper_translate.files import File
     from fmapper_translate.targets.layers import Layer
 
 # Functions that have the same arguments in JAX, in the same order -> what `dim` is called there.
@@ -294,6 +295,24 @@ def entry(
     used = {key: code(item) for key, item in registry.items() if any(item is x for x in kinds)}
     expressions.file.tables[node.value.id] = ast.Dict([*map(literal, used)], [*used.values()])
     return ast.Subscript(node.value, expressions.code(node.slice), ast.Load())
+
+
+def add_functions_of(file: File, cls: type) -> None:
+    """Adds the functions of a class that ran to a file."""
+    for function in file.recording.functions:
+        if function.owner is cls:
+            file.add_function(function)
+
+
+def without_ignored(expressions: Expressions, call: ast.Call) -> ast.Call:
+    """Returns the call of a layer's class without `**options` that layers of a file do not have."""
+    kept = [
+        key
+        for key in call.keywords
+        if key.arg is not None
+        or not all(layers.IGNORED.issuperset(x) for x in expressions.values(key.value))
+    ]
+    return call if len(kept) == len(call.keywords) else ast.Call(call.func, call.args, kept)
 
 
 def is_operation(value: Any) -> bool:

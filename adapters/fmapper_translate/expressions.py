@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from fmapper.translation import expr, literal
 from fmapper_translate import arrays, calls, fallback
-from fmapper_translate.constructors import numbers
+from fmapper_translate.constructors import initial_values, numbers
 from fmapper_translate.functions import Function, is_of_model, is_standard
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries import requests
@@ -270,9 +270,7 @@ class Expressions(walk.Expressions):
             return self._call_module(node, callee)
         applied = class_applied(callee)
         if applied is not None:
-            for function in self.file.recording.functions:
-                if function.owner is applied:
-                    self.file.add_function(function)
+            calls.add_functions_of(self.file, applied)
             return self.plain_call(node, self.code(node.func))
         of_library = requests.print_call(self, node, callee, event)
         if of_library is not None:
@@ -412,6 +410,7 @@ class Expressions(walk.Expressions):
         if kind is nn.Parameter:
             return arrays.parameter(self, node)
         layer, given = table.layer_of(kind), self.file.target.source()
+        node = calls.without_ignored(self, node)
         if layer is not None:
             if not layer.draws and not self.file.constructs(self.function):
                 given = ast.keyword(given.arg, expr(self.file.target.no_random_numbers))
@@ -455,6 +454,8 @@ class Expressions(walk.Expressions):
             return size
         if name in numbers.METHODS:
             return expr(f"{{0}}.{name}()", self.code(func.value))
+        if name in initial_values.METHODS and self.file.constructs(self.function):
+            return initial_values.draw_by_method(self, node, func)
         if name == "new_tensor":
             return expr("jnp.array({1}, {0}.dtype)", *map(self.code, (func.value, node.args[0])))
         if name == "is_contiguous":  # as all arrays of JAX are
@@ -491,10 +492,8 @@ class Expressions(walk.Expressions):
 
     def _key(self) -> ast.expr:
         """Returns the code for a random key."""
-        target = self.file.target
-        return (
-            target.draw() if self.function.makes_modules else target.key(self.file, self.function)
-        )
+        target, draws = self.file.target, self.function.makes_modules
+        return target.draw() if draws else target.key(self.file, self.function)
 
 
 _OVER_ELEMENTS = (zip, enumerate, list, tuple, reversed, sum)  # of arrays, too

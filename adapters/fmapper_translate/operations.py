@@ -312,7 +312,7 @@ class Operations:
             if _are_sizes(given.value) and list(given.value) == values:
                 if isinstance(given.node, ast.Tuple | ast.List):
                     return tuple(self._elements(given.node, given, values))
-                if name in ("size", "shape"):
+                if name in ("size", "shape", "dims"):
                     return (ast.Starred(given.code(), ast.Load()),)
                 return tuple(expr(f"{{0}}[{i}]", given.code()) for i in range(len(values)))
             if given.name == name and values == [given.value] * len(values):

@@ -61,7 +61,7 @@ TIMM: dict[str, dict[str, Any]] = {
 # Models of transformers -> what makes them smaller than rules do, for proofs in 8 GB.
 SMALLER: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 32}, "jamba": {"intermediate_size": 32},
-    "efficientnet": {"width_coefficient": 0.5, "depth_coefficient": 0.5},
+    "efficientnet": {"width_coefficient": 0.5, "depth_coefficient": 0.5, "hidden_dim": 640},
     "yolos": {"image_size": [64, 96]},
 }  # fmt: skip
 LIBRARIES = ("transformers", "torchvision", "timm", "jax")

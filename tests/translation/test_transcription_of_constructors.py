@@ -378,3 +378,38 @@ def model_stages(model):
     """The settings of a model as they are."""
     kinds = (nn.ReLU, nn.Tanh)
     return [Stage(x.out_features, act) for x, act in zip(model.layers, kinds, strict=True)]
+
+
+class Permutes(nn.Module):
+    def __init__(self, *dims):
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, x):
+        return torch.permute(x, self.dims)
+
+
+class Drawn(nn.Module):
+    def __init__(self, inplace=False):
+        super().__init__()
+        params = {} if inplace is None else {"inplace": inplace}
+        self.place = nn.Parameter(torch.empty(1, 3, 4).normal_(std=0.02))
+        self.layers = nn.Sequential(
+            Permutes(0, 2, 1), nn.Dropout(0.0, **params), Permutes(1, 2, 0), nn.ReLU(**params)
+        )
+
+    def forward(self, x):
+        return self.layers(x[:, None] + self.place)
+
+
+def test_dimensions_of_each_part_and_drawn_parameters_are_the_sources():
+    model = Drawn()
+    made = transcribe(model, (X,), ((), {}))
+    assert "x.transpose(*self.dims)" in made.code
+    assert "nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (1, 3, 4)))" in made.code
+    names = {}
+    exec(made.whole, names)
+    twin = names["make_model"](rngs=nnx.Rngs(0))
+    assert 0 < float(jnp.std(twin.place[...])) < 0.06
+    names["load_weights"](twin, {name: x.numpy() for name, x in made.weights.items()})
+    assert jnp.allclose(twin(jnp.array(X)), model(X).detach().numpy(), atol=1e-5)

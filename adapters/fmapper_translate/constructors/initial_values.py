@@ -67,13 +67,36 @@ def draw(expressions: Expressions, call: ast.Call) -> ast.expr:
         name: expressions.code(value) if isinstance(value, ast.expr) else expr(repr(value))
         for name, value in rest if name != "generator"
     }  # fmt: skip
+    return _drawn(expressions, target, callee.__name__, codes)
+
+
+def _drawn(expressions: Expressions, target: ast.expr, name: str, codes: Code) -> ast.expr:
     array = expressions.code(target)
-    if callee.__name__ in _CONSTANTS:
-        return _CONSTANTS[callee.__name__](array, *codes.values())
+    if name in _CONSTANTS:
+        return _CONSTANTS[name](array, *codes.values())
     expressions.function.makes_modules = True
     file = expressions.file.target
-    made = _initializer(file.initializers, callee.__name__, codes, has_layout=True)
+    made = _initializer(file.initializers, name, codes, has_layout=True)
+    match array:
+        case ast.Call(ast.Attribute(ast.Name("jnp"), "zeros"), [ast.Tuple() as shape, *_]):
+            return expr("{0}({1}, {2})", made, file.draw(), shape)
     return expr("{0}({1}, {2}.shape)", made, file.draw(), array)
+
+
+def draw_by_method(expressions: Expressions, call: ast.Call, func: ast.Attribute) -> ast.expr:
+    """Returns the code for what a method gives an array that is made there: `x.normal_(std=2)`."""
+    return _drawn(expressions, func.value, func.attr, _given(expressions, call, func))
+
+
+def _given(expressions: Expressions, call: ast.Call, func: ast.Attribute) -> Code:
+    """Returns the parameters of a method in `METHODS` -> their code."""
+    parameters = METHODS[func.attr]
+    names = {str(key.arg): key.value for key in call.keywords}
+    named = dict(zip(parameters, call.args, strict=False)) | names
+    return {
+        name: expressions.code(named[name]) if name in named else expr(repr(default))
+        for name, default in parameters.items()
+    }
 
 
 def has_no_effect(expressions: Expressions, target: ast.expr) -> bool:
@@ -95,16 +118,9 @@ def initialize_by_method(expressions: Expressions, call: ast.Call, func: ast.Att
     Raises:
         NotTranscribed: The array has no counterpart.
     """
-    parameters = METHODS.get(func.attr)
-    if parameters is None:
+    if func.attr not in METHODS:
         return arrays.write(expressions, func.value, expressions.code(call))
-    names = {str(key.arg): key.value for key in call.keywords}
-    named = dict(zip(parameters, call.args, strict=False)) | names
-    codes = {
-        name: expressions.code(named[name]) if name in named else expr(repr(default))
-        for name, default in parameters.items()
-    }
-    return _fill(expressions, func.value, func.attr, codes)
+    return _fill(expressions, func.value, func.attr, _given(expressions, call, func))
 
 
 # Methods that list what is in a module -> the heads of loops over it; None for those without.

@@ -69,6 +69,7 @@ def _avg_pool_of_any(
 
 # Operations as one call for arrays of any number of dimensions, or of any sizes.
 VARIED: dict[str, Callable[..., Any]] = {
+    "aten::permute": lambda p, x, dims: _method(x, "transpose", *dims),
     "aten::unsqueeze": _expand_dims, "aten::chunk": _chunk_of_any, "aten::split": _split_any,
     "aten::split_with_sizes": _split_any, "aten::avg_pool1d": _avg_pool_of_any,
     "aten::avg_pool2d": _avg_pool_of_any,
