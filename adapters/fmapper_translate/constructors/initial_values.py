@@ -67,10 +67,10 @@ def draw(expressions: Expressions, call: ast.Call) -> ast.expr:
         name: expressions.code(value) if isinstance(value, ast.expr) else expr(repr(value))
         for name, value in rest if name != "generator"
     }  # fmt: skip
-    return _drawn(expressions, target, callee.__name__, codes)
+    return _draw_values(expressions, target, callee.__name__, codes)
 
 
-def _drawn(expressions: Expressions, target: ast.expr, name: str, codes: Code) -> ast.expr:
+def _draw_values(expressions: Expressions, target: ast.expr, name: str, codes: Code) -> ast.expr:
     array = expressions.code(target)
     if name in _CONSTANTS:
         return _CONSTANTS[name](array, *codes.values())
@@ -85,10 +85,10 @@ def _drawn(expressions: Expressions, target: ast.expr, name: str, codes: Code) -
 
 def draw_by_method(expressions: Expressions, call: ast.Call, func: ast.Attribute) -> ast.expr:
     """Returns the code for what a method gives an array that is made there: `x.normal_(std=2)`."""
-    return _drawn(expressions, func.value, func.attr, _given(expressions, call, func))
+    return _draw_values(expressions, func.value, func.attr, _codes_of(expressions, call, func))
 
 
-def _given(expressions: Expressions, call: ast.Call, func: ast.Attribute) -> Code:
+def _codes_of(expressions: Expressions, call: ast.Call, func: ast.Attribute) -> Code:
     """Returns the parameters of a method in `METHODS` -> their code."""
     parameters = METHODS[func.attr]
     names = {str(key.arg): key.value for key in call.keywords}
@@ -120,7 +120,7 @@ def initialize_by_method(expressions: Expressions, call: ast.Call, func: ast.Att
     """
     if func.attr not in METHODS:
         return arrays.write(expressions, func.value, expressions.code(call))
-    return _fill(expressions, func.value, func.attr, _given(expressions, call, func))
+    return _fill(expressions, func.value, func.attr, _codes_of(expressions, call, func))
 
 
 # Methods that list what is in a module -> the heads of loops over it; None for those without.
