@@ -116,6 +116,13 @@ def test_a_model_of_idioms_gives_what_it_gives_in_the_source(idioms):
         net(10 * jnp.ones((3, 8)))
 
 
+@pytest.mark.nightly
+def test_a_model_of_idioms_is_proved(idioms):
+    model, x, made = idioms
+    assert made.prove(model, (x,))
+    assert model.rows.is_sparse
+
+
 def test_a_file_reads_as_the_idioms_do(idioms):
     code = idioms[2].code
     assert "Sizes = namedtuple('Sizes', ['width', 'depth'], defaults=[8, 2])" in code.replace(

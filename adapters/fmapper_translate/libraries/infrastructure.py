@@ -174,7 +174,13 @@ def masks_traced() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_caches(model: nn.Module) -> Iterator[None]:
-    """Has a model return no caches, which its file does not return."""
+    """Has a model return no caches and have no sparse buffers, as its file; those are not saved."""
+    sparse = [
+        (part, name, buffer)
+        for part in model.modules()
+        for name, buffer in part.named_buffers(recurse=False)
+        if buffer.is_sparse and name not in part.state_dict()
+    ]
     configs = {
         id(inner): inner
         for part in model.modules()
@@ -186,9 +192,13 @@ def without_caches(model: nn.Module) -> Iterator[None]:
     ]
     for config, _ in before:
         config.use_cache = False
+    for part, name, _ in sparse:
+        delattr(part, name)
     try:
         yield
     finally:
+        for part, name, buffer in sparse:
+            part.register_buffer(name, buffer, persistent=False)
         for config, use_cache in before:
             config.use_cache = use_cache
 
