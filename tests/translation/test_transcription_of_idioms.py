@@ -192,6 +192,13 @@ def test_a_model_that_keeps_tables_and_changes_its_input_is_transcribed():
     assert jnp.allclose(net.count[...], model.count.numpy(), atol=1e-6)
 
 
+@pytest.mark.nightly
+def test_a_model_that_changes_its_input_is_proved():
+    model, x = Kept().eval(), torch.randn(4, 6)
+    made = transcribe(model, (x,), ((), {}))
+    assert made.prove(model, (x,))
+
+
 class Spectral(nn.Module):
     def __init__(self):
         super().__init__()

@@ -124,7 +124,8 @@ class TorchTrial(Trial):
     ) -> Iterator[tuple[Any, Any, _WithoutDropout, SameDraws]]:  # fmt: skip
         """Fills a module, and yields its inputs and the modes that control randomness."""
         _fill(model, weights, state)
-        args, kwargs = fmap(_double, inputs) if double else inputs
+        args, kwargs = fmap(_copy_of, inputs)  # which the module may write into
+        args, kwargs = fmap(_double, (args, kwargs)) if double else (args, kwargs)
         still, same = _WithoutDropout(), SameDraws()
         with contextlib.ExitStack() as stack:
             stack.enter_context(precision(double=double))
