@@ -357,6 +357,8 @@ def _key_of(
                 return None
         case types.BuiltinFunctionType():
             of_value = id(value.__self__), value.__name__
+        case types.ModuleType() | np.ufunc():
+            of_value = id(value)
         case dict() | list() if is_owner or isinstance(value, dict):  # as they are later
             of_value = id(value)
         case _ if type(value) in _PLAIN:

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from fmapper.translation import expr, literal, text
 from fmapper_translate.functions import Function
 from fmapper_translate.printing import choices
@@ -32,13 +34,9 @@ def kind_of_numbers(value: Any) -> Any:
     if kind is tuple:
         kinds = tuple(map(kind_of_numbers, value))
         return None if None in kinds else kinds
-    return (
-        kind
-        if kind in (bool, int, float, type(None))
-        else id(value)
-        if kind in (dict, list)
-        else None
-    )
+    if kind in (dict, list, np.ufunc):
+        return id(value)
+    return kind if kind in (bool, int, float, type(None)) or issubclass(kind, np.generic) else None
 
 
 class Expressions(ABC):
