@@ -23,6 +23,7 @@ from fmapper_translate.constructors.notes import arguments_of, note_arguments  #
 from fmapper_translate.flax.table import LAYERS  # noqa: E402
 from fmapper_translate.recording import record  # noqa: E402
 from fmapper_translate.sources.torch import TorchSource  # noqa: E402
+from fmapper_translate.walk.expressions import kind_of_numbers  # noqa: E402
 
 X = torch.ones(2, 4)
 
@@ -411,5 +412,32 @@ def test_dimensions_of_each_part_and_drawn_parameters_are_the_sources():
     exec(made.whole, names)
     twin = names["make_model"](rngs=nnx.Rngs(0))
     assert 0 < float(jnp.std(twin.place[...])) < 0.06
+    names["load_weights"](twin, {name: x.numpy() for name, x in made.weights.items()})
+    assert jnp.allclose(twin(jnp.array(X)), model(X).detach().numpy(), atol=1e-5)
+
+
+class Sinusoids(nn.Module):
+    def __init__(self, rows=9, width=4):
+        super().__init__()
+        table = [[p / np.power(10.0, j / width) for j in range(width)] for p in range(rows)]
+        self.register_buffer("table", torch.FloatTensor(np.array(table)))
+        self.fc = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.fc(x + self.table[: len(x)])
+
+
+def test_a_table_of_numpy_is_recorded_and_printed_once():
+    recording, _ = record(TorchSource(LAYERS), Sinusoids, [lambda model: model(X)])
+    power = next(x for x in recording.events if isinstance(x, ast.Attribute) and x.attr == "power")
+    assert len(recording.events[power]) == 1  # of 36
+    call = next(x for x in recording.events if isinstance(x, ast.Call) and x.func is power)
+    kinds = {kind_of_numbers(event.value) for event in recording.events[call]}
+    assert kinds == {np.float64}
+    model = Sinusoids()
+    made = transcribe(model, (X,))
+    names = {}
+    exec(made.whole, names)
+    twin = names["make_model"](rngs=nnx.Rngs(0))
     names["load_weights"](twin, {name: x.numpy() for name, x in made.weights.items()})
     assert jnp.allclose(twin(jnp.array(X)), model(X).detach().numpy(), atol=1e-5)
