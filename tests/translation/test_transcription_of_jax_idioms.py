@@ -46,12 +46,16 @@ class Recurrent(eqx.Module):
     stages: list
     heads: dict
     dropout: eqx.nn.Dropout
+    low: jax.Array
+    high: jax.Array
 
     def __init__(self, width, key):
+        self.low, self.high = jnp.array([[0.1], [0.2]]) * jnp.ones((2, width))
         ckey, skey, hkey = jax.random.split(key, 3)
         self.cell = eqx.nn.GRUCell(3, width, key=ckey)
         self.stages = []
-        for stage in jax.random.split(skey, 2):
+        keys = jax.random.split(skey, 3)
+        for stage in keys[1:]:
             self.stages.append([eqx.nn.Linear(width, width, key=stage), jnp.tanh])
         self.heads = {"mean": eqx.nn.Linear(width, 2, key=hkey)}
         self.dropout = eqx.nn.Dropout(0.5)
@@ -63,7 +67,9 @@ class Recurrent(eqx.Module):
         def run(hidden, x):
             return self.step(hidden, x)
 
-        hidden, _ = lax.scan(run, jnp.zeros(self.cell.hidden_size), xs)
+        key, _ = (None, None) if key is None else jax.random.split(key)
+        first = jnp.maximum(*[low * xs[0, 0] for low in (self.low, self.high)])
+        hidden, _ = lax.scan(eqx.filter_checkpoint(run), first, xs)
         for stage in self.stages:
             for layer in stage:
                 hidden = layer(hidden)

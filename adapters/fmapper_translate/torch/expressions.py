@@ -21,7 +21,7 @@ from fmapper_translate.functions import is_standard
 from fmapper_translate.recording import Event
 from fmapper_translate.torch import fallback, tables
 from fmapper_translate.torch.creation import FUNCTIONS
-from fmapper_translate.torch.functions import METHODS, VALUES, Call, Given
+from fmapper_translate.torch.functions import METHODS, OF_TWO, VALUES, Call, Given
 from fmapper_translate.walk import expressions as walk
 from fmapper_translate.walk.errors import NotTranscribed, Unnamed
 
@@ -70,6 +70,12 @@ class Expressions(walk.Expressions):
                 codes = [self.reference(node, value) for value in named.values()]
                 table = ast.Dict([*map(literal, named)], codes)
                 return ast.Subscript(table, self.code(key), ast.Load())
+            case ast.IfExp(test, then, other) if any(
+                self.is_left_out(item) for item in ast.walk(test) if isinstance(item, ast.expr)
+            ):  # whether there are random numbers, as there always are
+                sides = {bool(value) for value in self.values(test)}
+                if len(sides) == 1:
+                    return self.code(then if sides.pop() else other)
             case ast.BinOp(left, ast.Sub(), right):
                 masks = [any(map(_is_mask, self.values(item))) for item in (left, right)]
                 if any(masks):  # which PyTorch does not subtract
@@ -299,6 +305,8 @@ class Expressions(walk.Expressions):
             return self.plain_call(ast.Call(node.func, node.args, kept), self.code(node.func))
         if _in(callee, FUNCTIONS):
             is_named, value = self.static(node.func)
+            if any(isinstance(arg, ast.Starred) for arg in node.args) and callee in OF_TWO:
+                return self.plain_call(node, self._function(callee))
             if is_named and value is callee:
                 return self._print_call(FUNCTIONS[callee], [], node, event)
             if len(node.args) == 1 and not node.keywords:

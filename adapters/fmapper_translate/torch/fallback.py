@@ -99,7 +99,7 @@ def body_of(expressions: Expressions, reason: str) -> list[str]:
     }
     if len(bodies) != 1:
         raise NotTranscribed(f"{reason}; and it computes something else in another call")
-    checks = [f"assert {name} == {value!r}, 'another value has other operations'"
+    checks = [f"assert {name} == {_literal(value)}, 'another value has other operations'"
               for name, value in _fixed_values(expressions, runs, reason).items()]  # fmt: skip
     reason = " ".join(reason.removeprefix(f"{function.label}: ").split())
     return [f"# written by its operations: {reason}", *checks, f"return {bodies.pop()}"]
@@ -202,6 +202,11 @@ def _array_code(
     return ast.Attribute(base, str(path[-1]), ast.Load())
 
 
+def _literal(value: Any) -> str:
+    """Returns the code for a number or text, infinity among them."""
+    return ast.unparse(ast.Constant(value))
+
+
 def _wider(x: Any) -> Any:
     return jax.eval_shape(lambda: jnp.zeros([size + 1 for size in x.shape], x.dtype))
 
@@ -251,7 +256,7 @@ def _write(
     if fixed:
         head, _, body = functions[""].partition("):")
         comma = "" if head.endswith("(") else ", "
-        lines = [f"    assert {name} == {x!r}, 'another value has other operations'"
+        lines = [f"    assert {name} == {_literal(x)}, 'another value has other operations'"
                  for name, x in fixed.items()]  # fmt: skip
         functions[""] = "\n".join([f"{head}{comma}*, {', '.join(fixed)}):", *lines]) + body
     called = file.add_written(title, functions)

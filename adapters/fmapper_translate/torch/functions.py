@@ -314,6 +314,9 @@ def _minimum(call: Call, /, x: Given, y: Given) -> ast.expr:
     return _limit("minimum", "max", x, y)
 
 
+OF_TWO = (jnp.maximum, jnp.minimum)  # which may be given a list that is taken apart
+
+
 def _limit(name: str, end: str, x: Given, y: Given) -> ast.expr:
     if x.is_array and y.is_array:
         return invoke(f"torch.{name}", x, y)

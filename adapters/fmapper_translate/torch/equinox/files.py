@@ -32,6 +32,7 @@ class Expressions(torch_expressions.Expressions):
         super().__init__(file, function)
         items = [getattr(node, "iter", None) for node in function.nodes]
         items += [arg for node in items if isinstance(node, ast.Call) for arg in node.args]
+        items = [x.value if isinstance(x, ast.Subscript) else x for x in items]  # or over a part
         self._looped = {node.id for node in items if isinstance(node, ast.Name)}
         self._kept = {
             node.value for node in function.nodes if isinstance(node, ast.Assign)
@@ -44,6 +45,8 @@ class Expressions(torch_expressions.Expressions):
         return not is_name and node not in self._kept and super().is_left_out(node)
 
     def _known_call(self, node: ast.Call, callee: Any, event: Event | None) -> ast.expr:
+        if any(callee is item for item in (eqx.filter_checkpoint, eqx.filter_jit)):
+            return self.code(node.args[0])
         match node.func:
             case ast.Call(func, [inner], []) if self.static(func)[1] in (
                 jax.vmap, eqx.filter_vmap,
@@ -105,6 +108,15 @@ class Statements(torch_statements.Statements):
                 is_trained = jnp.issubdtype(first.dtype, jnp.inexact)
                 kind = "nn.Parameter" if is_trained else "nn.Buffer"
                 yield f"{text(self._target(target))} = {kind}({code})"
+                return
+        is_array = self._recording.source.is_array
+        if self._is_constructor and isinstance(target, ast.Tuple) and values:
+            elements = [*values[0]]
+            if all(is_array(x) and jnp.issubdtype(x.dtype, jnp.inexact) for x in elements) and all(
+                isinstance(item, ast.Attribute) for item in target.elts
+            ):
+                names = text(self._target(target))[1:-1]
+                yield f"{names} = map(nn.Parameter, {text(self.code(value))})"
                 return
         yield from super()._assign_value(target, value)
 
