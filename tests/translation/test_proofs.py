@@ -404,3 +404,18 @@ def test_dropout_that_a_call_leaves_out_is_none():
     same, other = [np.ones(3), np.array([np.nan])], [np.zeros(3), np.array([np.nan])]
     drawn = {math.nan: [same, same], 0.1: [same, same], 0.2: [same, other]}
     assert [*map(str, with_effect(drawn))] == ["nan", "0.2"]
+
+
+class WritesInput(nn.Module):
+    def forward(self, x):
+        x.mul_(2)
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+def test_each_seed_has_its_own_copy_of_what_a_module_writes_into():
+    x = torch.arange(1.0, 9.0)
+    model = WritesInput().train()
+    trial = TorchTrial(model, (x,), {}, train=None)
+    (first,), (second,) = trial.noise(trial.weights, [3, 3])
+    np.testing.assert_array_equal(first, second)
+    assert x[0] == 1

@@ -163,7 +163,7 @@ class TorchTrial(Trial):
         self, weights: Mapping[str, Any], seeds: Sequence[int], double: bool, mode: Any
     ) -> list[list[Any]]:
         model = _copy(self._noisy)
-        args, kwargs = fmap(_double, self._inputs) if double else self._inputs
+        inputs = fmap(_double, self._inputs) if double else self._inputs
         outputs = []
         generators = torch.random.fork_rng(devices=[]), numpy_seeded()
         with torch.no_grad(), generators[0], generators[1], precision(double=double):
@@ -172,6 +172,7 @@ class TorchTrial(Trial):
             for seed in seeds:
                 torch.default_generator.manual_seed(seed)
                 np.random.seed(seed)
+                args, kwargs = fmap(_copy_of, inputs)  # which the module may write into
                 before, numpy_before = torch.get_rng_state(), _numpy_state()
                 with restore_after(model), mode:
                     outputs.append([_numpy(x) for x in _tensors_in(model(*args, **kwargs))])
