@@ -64,11 +64,16 @@ def isinstance_(expressions: Expressions, call: ast.Call) -> ast.expr:
     if isinstance(tested, ast.Constant):
         return ast.Constant(isinstance(tested.value, expressions.values(kinds)[0]))
     listed = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
-    absent = set() if any(expressions.values(call)) else expressions.file.absent
+    given = expressions.values(value)
+    absent = {
+        cls
+        for cls in expressions.file.absent
+        if not any(isinstance(x, cls) for x in given)  # as what is replaced later
+    }
     kept = [kind for kind in listed if not set(expressions.values(kind)) & absent]
     if not kept:
         return ast.Constant(False)
-    are_records = any(library.is_record(type(x)) for x in expressions.values(value))
+    are_records = any(library.is_record(type(x)) for x in given)
     codes = [
         expr(library.RECORD)
         if are_records and dict in expressions.values(kind)

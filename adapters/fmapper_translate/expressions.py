@@ -378,7 +378,7 @@ class Expressions(walk.Expressions):
 
     def is_left_out(self, node: ast.expr | None) -> bool:
         """Returns whether an expression is a device, or what PyTorch's layers make arrays with."""
-        if not self.function.target.__module__.startswith("torch."):
+        if not self.function.module.startswith("torch."):
             return super().is_left_out(node)
         match node:
             case ast.Name("device" | "dtype" | "factory_kwargs") | ast.Dict(

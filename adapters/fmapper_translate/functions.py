@@ -78,6 +78,11 @@ class Function:
         return self.tree.name
 
     @property
+    def module(self) -> str:
+        """The module that defines it; empty for code that was run without one."""
+        return self.target.__module__ or ""
+
+    @property
     def label(self) -> str:
         """Its qualified name, for messages."""
         return self.target.__qualname__

@@ -100,7 +100,7 @@ class Statements(walk.Statements):
         return parameter.arg in left or is_nothing or super()._is_dropped(parameter)
 
     def _annotation(self, node: ast.expr | None) -> ast.expr | None:
-        is_torch = self._function.target.__module__.startswith("torch.")
+        is_torch = self._function.module.startswith("torch.")
         return None if is_torch else super()._annotation(node)
 
     def _more_parameters(self) -> list[tuple[ast.arg, ast.expr | None]]:

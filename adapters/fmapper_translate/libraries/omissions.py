@@ -26,7 +26,7 @@ class Omissions:
 
     def parameters(self, function: Function | None) -> frozenset[str]:
         """Returns the parameters of a function that no call of it gave anything."""
-        if function is None or not library.is_library(function.target.__module__):
+        if function is None or not library.is_library(function.module):
             return frozenset()
         if function not in self._parameters:
             self._parameters[function] = frozenset(self._find(function))
@@ -37,7 +37,7 @@ class Omissions:
     ) -> ast.expr | None:
         """Returns the code for the constant that a variable or attribute always is, or None."""
         name = _name(node)
-        if name not in library.LEFT_OUT or not library.is_library(function.target.__module__):
+        if name not in library.LEFT_OUT or not library.is_library(function.module):
             return None
         values = [event.value for event in events] or self._loads(function, name)
         if not events and name in self.parameters(function) and not values:
@@ -50,11 +50,11 @@ class Omissions:
         """Returns whether an assignment gives such a variable or attribute its constant."""
         is_name = _name(target) in library.LEFT_OUT
         is_known = all(library.is_nothing(event.value) for event in events)
-        return is_name and is_known and library.is_library(function.target.__module__)
+        return is_name and is_known and library.is_library(function.module)
 
     def left_out(self, function: Function, call: ast.Call, callee: Any) -> set[Any]:
         """Returns the arguments and keywords of a call that are only for a library."""
-        if not library.is_library(function.target.__module__):
+        if not library.is_library(function.module):
             return set()
         here = self.parameters(function)
         left: set[Any] = {key for key in call.keywords if self._is_left_out(function, key, here)}

@@ -25,7 +25,7 @@ def print_choice(expressions: Expressions, node: ast.expr) -> ast.expr | None:
                 if ends(codes[-1], op):
                     break
             return fold(ast.BoolOp(op, codes)) if len(codes) > 1 else codes[0]
-        case ast.Dict(keys, values) if library.is_library(expressions.function.target.__module__):
+        case ast.Dict(keys, values) if library.is_library(expressions.function.module):
             pairs = [
                 (key and expressions.code(key), expressions.code(value))
                 for key, value in zip(keys, values, strict=True)

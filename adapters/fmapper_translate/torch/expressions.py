@@ -109,7 +109,7 @@ class Expressions(walk.Expressions):
         if isinstance(node, ast.Name) and self.file.add_global(self.function, node.id, value):
             return node
         if isinstance(node, ast.Name) and tables.is_initializer(value):
-            made = _assignment_of(self.function.target.__module__, node.id)
+            made = _assignment_of(self.function.module, node.id)
             if made is not None:
                 self.file.add_constant(node.id, self.code(made))
                 return node

@@ -493,5 +493,5 @@ def name_of(node: ast.stmt) -> str:
 def _place(one: type | Function) -> tuple[str, int]:
     """Returns where something is in the source."""
     if isinstance(one, Function):
-        return one.target.__module__, one.target.__code__.co_firstlineno
+        return one.module, one.target.__code__.co_firstlineno
     return one.__module__, inspect.getsourcelines(one)[1]

@@ -200,9 +200,9 @@ class Statements:
             case ast.AugAssign():
                 yield from self._augment(node)
             case ast.Expr(ast.Constant(str(words))):
-                if self._function.target.__module__.startswith("torch."):
+                if self._function.module.startswith("torch."):
                     return
-                if library.is_library(self._function.target.__module__):
+                if library.is_library(self._function.module):
                     words = library.shorten(words)
                 yield from quote(words).splitlines()
             case ast.Expr(ast.Call() as call):
