@@ -43,6 +43,7 @@ def run_snippet(example: Example) -> str | None:
     """
     source = str(example.parsed)
     lines = source.splitlines()
+    example.namespace["__name__"] = "__main__"  # as in a script, whose classes are the model's
     for statement in ast.parse(source).body:
         end = statement.end_lineno or 0
         comments = itertools.takewhile(lambda line: line.startswith("#"), lines[end:])
@@ -64,7 +65,8 @@ def run_snippet(example: Example) -> str | None:
             text and expected and not OutputChecker().check_output(expected, text, flags)
         ):
             return f"line {example.line + end}: the page says\n{expected}\nand it is\n{text}"
-    example.namespace.pop("__builtins__", None)
+    for name in ("__builtins__", "__name__"):
+        example.namespace.pop(name, None)
     return None
 
 

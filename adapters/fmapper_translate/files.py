@@ -6,7 +6,6 @@ import ast
 import functools
 import inspect
 import math
-import textwrap
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +17,7 @@ from torch import nn
 
 from fmapper.translation import Helper, expr, helpers_of, names_in, print_imports, text
 from fmapper_translate.constructors.given_modules import Construction
-from fmapper_translate.functions import Function
+from fmapper_translate.functions import Function, definition_of
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.printing.rows import Places
 from fmapper_translate.recording import Recording
@@ -407,8 +406,7 @@ class File(walk.File):
         has_functions = any(
             item.owner is cls and self._is_wanted(item) for item in self.recording.functions
         )
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        assert isinstance(tree, ast.ClassDef)
+        tree = definition_of(cls)
         return not has_functions and not any(map(self.omissions.is_read, map(name_of, tree.body)))
 
     def _assemble(self, title: str, constants: list[str], blocks: list[str]) -> str:

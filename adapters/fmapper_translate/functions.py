@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import linecache
 import sys
 import sysconfig
 import textwrap
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fmapper_translate.libraries import infrastructure as library
+from fmapper_translate.walk.errors import NotTranscribed
 
 _LIBRARIES = (
     "torch",
@@ -86,6 +88,41 @@ class Function:
     def label(self) -> str:
         """Its qualified name, for messages."""
         return self.target.__qualname__
+
+
+@functools.cache
+def source_of_class(cls: type) -> tuple[str, int]:
+    """Returns the text of a class, without the indentation of its first line, and its first line.
+
+    One of a notebook has no file, but `linecache` has the lines of its methods.
+
+    Raises:
+        NotTranscribed: It is not known.
+    """
+    try:
+        lines, first = inspect.getsourcelines(cls)
+        return textwrap.dedent("".join(lines)), first
+    except (OSError, TypeError) as error:
+        heads = f"class {cls.__name__}(", f"class {cls.__name__}:"
+        for method in filter(inspect.isfunction, vars(cls).values()):
+            lines = linecache.getlines(method.__code__.co_filename)
+            before = range(min(method.__code__.co_firstlineno, len(lines)))
+            starts = [at for at in before if lines[at].lstrip().startswith(heads)]
+            if starts:
+                start = starts[-1]
+                while start and lines[start - 1].lstrip().startswith("@"):  # its decorators
+                    start -= 1
+                return textwrap.dedent("".join(inspect.getblock(lines[start:]))), start + 1
+        raise NotTranscribed(
+            f"the text of the class {cls.__name__} is not known: define it in a file"
+        ) from error
+
+
+def definition_of(cls: type) -> ast.ClassDef:
+    """Returns the definition of a class."""
+    tree = ast.parse(source_of_class(cls)[0]).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    return tree
 
 
 @functools.cache

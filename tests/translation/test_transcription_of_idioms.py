@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
+import types
 from typing import NamedTuple
 
 import pytest
@@ -17,7 +20,8 @@ from torch.distributions import Normal  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
 
-from fmapper_translate import transcribe  # noqa: E402
+from fmapper_translate import NotTranscribed, transcribe  # noqa: E402
+from fmapper_translate.functions import source_of_class  # noqa: E402
 
 
 class Sizes(NamedTuple):
@@ -226,3 +230,34 @@ def test_spectral_norms_move_in_training_as_in_torch():
     state = space["source_state"](net)
     for name, array in model.state_dict().items():
         assert jnp.allclose(state[name], array.numpy(), atol=1e-5), name
+
+
+NOTEBOOK = """
+import torch
+from torch import nn
+
+
+class Cell(nn.Module):
+    def __init__(self, size=4):
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+"""
+
+
+def test_classes_of_a_notebook_are_read_by_the_lines_of_their_methods():
+    name = "/no/folder/cell.py"  # which `inspect` finds for methods, not for classes
+    linecache.cache[name] = (len(NOTEBOOK), None, NOTEBOOK.splitlines(keepends=True), name)
+    module = types.ModuleType("notebook")
+    exec(compile(NOTEBOOK, name, "exec"), vars(module))
+    sys.modules["notebook"] = module
+    try:
+        code = transcribe(module.Cell(), (torch.ones(2, 4),)).code
+        assert "class Cell(nnx.Module):\n    def __init__(self, size=4" in code
+        empty = type("Empty", (), {"__module__": "notebook"})
+        with pytest.raises(NotTranscribed, match="text of the class Empty is not known: define it"):
+            source_of_class(empty)
+    finally:
+        del sys.modules["notebook"], linecache.cache[name]

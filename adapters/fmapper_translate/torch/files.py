@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from flax import nnx
 
 from fmapper.translation import Helper, expr, helpers_of, names_in, print_imports, text
-from fmapper_translate.functions import Function
+from fmapper_translate.functions import Function, source_of_class
 from fmapper_translate.printing.comments import quote
 from fmapper_translate.recording import Recording
 from fmapper_translate.torch import tables
@@ -118,7 +118,7 @@ class File(walk.File):
         printer = self._statements(Function(space, cls, header, [], nodes=nodes))
         document = ast.get_docstring(tree, clean=False)
         lines = [textwrap.indent(quote(document), "    ")] if document else []
-        rows = textwrap.dedent(inspect.getsource(cls)).splitlines()
+        rows = source_of_class(cls)[0].splitlines()
         for before, node in zip([None, *tree.body], tree.body, strict=False):
             if isinstance(node, ast.AnnAssign):
                 note = printer._annotation(node.annotation)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fmapper_translate.functions import Function, is_standard
+from fmapper_translate.functions import Function, definition_of, is_standard
 from fmapper_translate.recording import Recording
 
 PLAIN = (bool, int, float, str, tuple)
@@ -17,7 +16,7 @@ PLAIN = (bool, int, float, str, tuple)
 
 def names_in(cls: type) -> Iterator[tuple[str, Any]]:
     """Yields the names of its module that a class reads, but for annotations, and their values."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    tree = definition_of(cls)
     notes = {
         item for node in ast.walk(tree) for name in ("annotation", "returns")
         for item in ast.walk(getattr(node, name, None) or ast.Pass())

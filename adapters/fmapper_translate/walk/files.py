@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fmapper.translation import Helper, expr, literal, text
-from fmapper_translate.functions import Function, is_standard
+from fmapper_translate.functions import Function, definition_of, is_standard, source_of_class
 from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.libraries.configs import Configs
 from fmapper_translate.libraries.omissions import Omissions
@@ -359,8 +359,7 @@ class File(ABC):
         return list(ordered.values())
 
     def _print_class(self, cls: type) -> str:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        assert isinstance(tree, ast.ClassDef)
+        tree = definition_of(cls)
         if not self.has_methods(cls):
             return self._print_plain_class(cls, tree)
         functions = {item.tree.name: item for item in self.recording.functions if item.owner is cls}
@@ -422,7 +421,7 @@ class File(ABC):
                 self._constants[name] = text(literal(value))
             else:
                 self.add(value)
-        lines = textwrap.dedent(inspect.getsource(cls)).rstrip().splitlines()
+        lines = source_of_class(cls)[0].rstrip().splitlines()
         notes = [
             note for node in ast.walk(tree) for name in ("annotation", "returns")
             if isinstance(note := getattr(node, name, None), ast.expr)
@@ -494,4 +493,4 @@ def _place(one: type | Function) -> tuple[str, int]:
     """Returns where something is in the source."""
     if isinstance(one, Function):
         return one.module, one.target.__code__.co_firstlineno
-    return one.__module__, inspect.getsourcelines(one)[1]
+    return one.__module__, source_of_class(one)[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import inspect
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 from flax import linen
 
 from fmapper.translation import expr, text
-from fmapper_translate.functions import Function
+from fmapper_translate.functions import Function, definition_of
 from fmapper_translate.printing.comments import quote
 from fmapper_translate.printing.conditions import INDENT
 from fmapper_translate.torch import files as torch_files
@@ -210,8 +209,7 @@ class File(torch_files.File):
             return super()._print_class(cls)
         code = super()._print_class(cls)
         head, _, rest = code.partition("\n")
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        assert isinstance(tree, ast.ClassDef)
+        tree = definition_of(cls)
         document = ast.get_docstring(tree, clean=False)
         before = textwrap.indent(quote(document), INDENT) if document else ""
         methods = rest.removeprefix(before).strip("\n")
