@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
-    from fmapper.meshes.derivation import Derivation, derive
+    from fmapper.meshes.derivation import Derivation, derive, dimension_rule
     from fmapper.meshes.device_maps import DeviceMap, PlacedPart, device_map
-    from fmapper.meshes.dimensions import DimensionRule, Dimensions, Dims
+    from fmapper.meshes.dimensions import DimensionRule, Dimensions, Dims, follow_rows
     from fmapper.meshes.effects import (
         along,
         argument,
@@ -58,6 +58,8 @@ __all__ = [
     "boxes_at",
     "derive",
     "device_map",
+    "dimension_rule",
+    "follow_rows",
     "fresh",
     "keep_but",
     "offload",
@@ -68,9 +70,9 @@ __all__ = [
 ]
 
 _PLACES = {
-    "fmapper.meshes.derivation": "Derivation derive",
+    "fmapper.meshes.derivation": "Derivation derive dimension_rule",
     "fmapper.meshes.device_maps": "DeviceMap PlacedPart device_map",
-    "fmapper.meshes.dimensions": "DimensionRule Dimensions Dims",
+    "fmapper.meshes.dimensions": "DimensionRule Dimensions Dims follow_rows",
     "fmapper.meshes.effects": ("along argument keep_but permutes pointwise reduces regroups fresh"),
     "fmapper.meshes.layout": "boxes_at",
     "fmapper.meshes.streaming": "Offload OffloadedModel offload",

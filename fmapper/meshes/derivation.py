@@ -128,7 +128,7 @@ def traffic(
         gathered: Axes that divide the batch, besides those named in `BATCH`.
     """
     batch = {*BATCH, *gathered}
-    dimensions = Dimensions(program, _rule)
+    dimensions = Dimensions(program, dimension_rule)
     sums: list[str] = []
     moves: list[str] = []
     gathers = [name for name, spec in specs.items() if batch.intersection(chain(*spec))]
@@ -180,7 +180,7 @@ def derive_axes(program: Program, parts: Mapping[str, int]) -> dict[str, Axes]:
         For each parameter the axis of each dimension: `tensor`, `expert`, `zero` or None.
     """
     shapes = {str(spec.target): spec.shape for spec in program.inputs if spec.kind == "parameter"}
-    dimensions = Dimensions(program, _rule)
+    dimensions = Dimensions(program, dimension_rule)
     groups = [group for group in dimensions.groups() if not group.whole]
     axes: dict[str, list[str | None]] = {name: [None] * len(s) for name, s in shapes.items()}
     for group in groups if parts["expert"] > 1 else ():
@@ -202,7 +202,8 @@ def derive_axes(program: Program, parts: Mapping[str, int]) -> dict[str, Axes]:
     return {name: tuple(words) for name, words in axes.items()}
 
 
-def _rule(op: str) -> DimensionRule | None:
+def dimension_rule(op: str) -> DimensionRule | None:
+    """Returns the rule for the dimensions of an operation; None if no adapter has one."""
     rules = (adapter.dimension_rule(op) for adapter in adapters(Meshes))
     return next(filter(None, rules), None)
 

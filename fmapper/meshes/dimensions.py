@@ -9,15 +9,15 @@ dimensions whole, which is correct but costs communication.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias
 
 from fmapper.meshes.packings import Cut, Packing, Step, find_packings
-from fmapper.programs.program import Call, Graph, Program
+from fmapper.programs.program import Call, Graph, Input, Program
 from fmapper.programs.sizes import reshape_groups
-from fmapper.programs.treespec import Ref
+from fmapper.programs.treespec import Ref, TreeSpec
 
 Dims: TypeAlias = "list[int]"
 """A number for each dimension of an array; numbers of equal dimensions are joined."""
@@ -90,7 +90,7 @@ class Dimensions:
             self._call(call)
         self._close_cuts()
         self._outputs = [self._dims(value) or [] for value in program.graph.outputs]
-        self._fixed += itertools.chain(*self._outputs)
+        self._fixed += chain(*self._outputs)
 
     def of_outputs(self) -> list[list[dict[str, int]]]:
         """Returns the dimensions of parameters that equal each dimension of each output.
@@ -138,6 +138,29 @@ class Dimensions:
 
         parameters = self._parameters
         return find_packings(order, self._sizes, parameters, self._cuts, self._steps, fixed)
+
+    def follow(self, call: Call, rows: Mapping[str, int]) -> list[int] | None:
+        """Returns the dimension of each result that one dimension of the operands alone becomes.
+
+        Args:
+            call: The only call of the program.
+            rows: Operands -> this dimension.
+
+        Returns:
+            None if the call does not keep it, or combines it with another one.
+        """
+        groups = {self.same(self._values[name][0][at]) for name, at in rows.items()}
+        mixed = chain(self._sums, self._lookups, self._moves, self._whole)
+        if len(groups) != 1 or not groups.isdisjoint(self.same(dim) for dim, _ in mixed):
+            return None
+        places = {
+            name: [[at for at, dim in enumerate(dims) if self.same(dim) in groups] for dims in each]
+            for name, each in self._values.items()
+        }
+        kept = places.pop(call.name)
+        if any(places[n][0] != ([rows[n]] if n in rows else []) for n in places):
+            return None
+        return [at for (at,) in kept] if all(len(dims) == 1 for dims in kept) else None
 
     def same(self, dim: int) -> int:
         """Returns the representative of the group of a dimension."""
@@ -266,7 +289,7 @@ class Dimensions:
         results = [self._fresh(shape) for _, shape in call.result]
         self._values[call.name] = results
         if not any(self._all_of(call)):
-            self._fixed += itertools.chain(*results)
+            self._fixed += chain(*results)
             return  # without operands: each device can compute its part
         says = self._rule(call.op)
         operands = [self._dims(value) for value in call.args]
@@ -275,7 +298,7 @@ class Dimensions:
             if says is not None and results:
                 says(self, call, operands, results)
                 if not self._depth:
-                    taken, given = itertools.chain(*self._all_of(call)), itertools.chain(*results)
+                    taken, given = chain(*self._all_of(call)), chain(*results)
                     summed = [dim for dim, _ in self._sums[sums:]]
                     self._steps.append(Step(call, [*taken], [*given], summed))
                 return
@@ -297,6 +320,34 @@ class Dimensions:
     def _all_of(self, call: Call) -> Iterator[Dims]:
         for name in call.refs():
             yield from self._values.get(name, [])
+
+
+def follow_rows(
+    call: Call,
+    shapes: Mapping[str, Sequence[int | str]],
+    rows: Mapping[str, int],
+    rule: DimensionRule | None,
+) -> list[int] | None:
+    """Returns where the results of a call have rows, each computed from one row of the operands.
+
+    Args:
+        call: The call, with the shapes of its results.
+        shapes: The shapes of its operands, by name.
+        rows: The operands with rows -> the dimension that counts them.
+        rule: The rule of its operation.
+
+    Returns:
+        The dimension of the rows in each result; None if a row may depend on several, or on its
+        position. After a reshape, several rows may be one, or one several: their number tells.
+    """
+    if rule is None:
+        return None
+    names = [name for name in dict.fromkeys(call.refs()) if name in shapes]
+    inputs = tuple(Input("user", at, "", tuple(shapes[n])) for at, n in enumerate(names))
+    graph = Graph(tuple(names), [call], ())
+    none = TreeSpec("tuple")
+    dimensions = Dimensions(Program(graph, inputs, (), none, none), lambda _: rule)
+    return dimensions.follow(call, {name: rows[name] for name in names if name in rows})
 
 
 def _root(parents: list[int], dim: int) -> int:

@@ -48,31 +48,32 @@ def reduces(name: str, at: int | None = None) -> DimensionRule:
     def rule(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
         x = operands[0]
         asked = argument(call, name, at, ())
-        if at is not None and (asked in (None, ()) or call.op.endswith(".default")):
+        if at is not None and (asked in (None, ()) or isinstance(asked, bool)):  # std(x, unbiased)
             asked = range(len(x))
         reduced = _places(asked, len(x))
         for dim in reduced:
             dimensions.sum(x[dim], call)
-        kept = len(results[0]) == len(x)
-        dimensions.align([d for i, d in enumerate(x) if kept or i not in reduced], results[0])
+        for result in results:
+            kept = len(result) == len(x)
+            dimensions.align([d for i, d in enumerate(x) if kept or i not in reduced], result)
 
     return rule
 
 
-def along(name: str, at: int | None = None, default: int = -1) -> DimensionRule:
+def along(name: str, at: int | None = None, default: int | None = -1) -> DimensionRule:
     """Returns the rule of an operation that needs some dimensions whole and keeps the others.
 
     Args:
         name: The argument with the dimensions.
         at: Its position, if it has one.
-        default: The dimension if the argument is missing.
+        default: The dimension if the argument is missing; None for all.
     """
 
     def rule(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
         rank = len(results[0])
-        keep_but(
-            dimensions, call, operands, results, _places(argument(call, name, at, default), rank)
-        )
+        asked = argument(call, name, at, default)
+        whole = range(rank) if asked in (None, ()) else _places(asked, rank)
+        keep_but(dimensions, call, operands, results, whole)
 
     return rule
 

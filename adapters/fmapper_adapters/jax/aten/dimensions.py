@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fmapper.meshes import Dimensions, Dims, argument, permutes
+from fmapper.meshes import Dimensions, Dims, argument, keep_but, permutes
 from fmapper.programs import Call
 
 
@@ -99,12 +99,34 @@ def batch_norm(
             dimensions.join(other[0], x[1])
 
 
+def batch_statistics(
+    dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]
+) -> None:
+    """Sums over all dimensions but that of the channels, and keeps them."""
+    batch_norm(dimensions, call, operands, results)
+    for dim in (operands[0][0], *operands[0][2:]):
+        dimensions.sum(dim, call)
+
+
+def group_norm(
+    dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]
+) -> None:
+    """Keeps the batch; all other dimensions must not be divided."""
+    x, *others = operands
+    for result in results:
+        dimensions.join(x[0], result[0])
+        dimensions.need(result[1:], call)
+    for dims in (x[1:], *filter(None, others)):
+        dimensions.need(dims, call)
+
+
 def layer_norm(
     dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]
 ) -> None:
     """Sums over the last dimensions, and keeps them."""
     x, *others = operands
-    dimensions.align(x, results[0])
+    for result in results:  # the mean and the factor, too
+        dimensions.align(x, result)
     for other in others:
         if other:
             dimensions.align(other, x)
@@ -148,6 +170,19 @@ def part(dimensions: Dimensions, call: Call, operands: list[Any], results: list[
         dimensions.cut(x[at], y[at], max(0, start + size if start < 0 else start), call)
     else:
         dimensions.need([x[at], *([y[at]] if len(y) == len(x) else ())], call)
+
+
+def windows(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Takes windows of one dimension, whose elements are a new last dimension."""
+    x, (y,) = operands[0], results
+    keep_but(dimensions, call, [x], [y[:-1]], {argument(call, "dimension", 1) % len(x)})
+    dimensions.need(y[-1:], call)
+
+
+def bucketize(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Looks each element up among the boundaries."""
+    dimensions.align(operands[0] or [], results[0])
+    dimensions.need(operands[1], call)
 
 
 def index(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:

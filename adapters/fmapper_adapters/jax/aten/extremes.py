@@ -70,13 +70,13 @@ lowering("aten::amin", "aten::min.default", int64="moves", dims=reduces("dim", 1
 )
 
 
-@lowering("aten::argmax", int64="looks")
+@lowering("aten::argmax", int64="looks", dims=reduces("dim", 1))
 def argmax(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     """Returns the index of the first largest element; NaN is larger than all others."""
     return _place(jnp.argmax, x, dim, keepdim)
 
 
-@lowering("aten::argmin", int64="looks")
+@lowering("aten::argmin", int64="looks", dims=reduces("dim", 1))
 def argmin(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     """Returns the index of the first smallest element; NaN is smaller than all others."""
     return _place(jnp.argmin, x, dim, keepdim)
@@ -96,13 +96,13 @@ def elements_at(x: Any, index: Any, dim: int, keepdim: bool) -> tuple[jax.Array,
     return (values, index) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(index, dim))
 
 
-@lowering("aten::max.dim", int64="picks")
+@lowering("aten::max.dim", int64="picks", dims=reduces("dim", 1))
 def max_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
     """Returns the largest elements along a dimension and their first indices."""
     return elements_at(x, argmax(x, dim, True), dim, keepdim)
 
 
-@lowering("aten::min.dim", int64="picks")
+@lowering("aten::min.dim", int64="picks", dims=reduces("dim", 1))
 def min_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
     """Returns the smallest elements along a dimension and their first indices."""
     return elements_at(x, argmin(x, dim, True), dim, keepdim)

@@ -146,7 +146,7 @@ def renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> jax.Array:
 # --- any, all, counts -----------------------------------------------------------------------
 
 
-@lowering("aten::any", int64="looks")
+@lowering("aten::any", int64="looks", dims=reduces("dim", 1))
 def any_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     """Returns whether some element is not zero; of uint8 as uint8."""
     dims = () if dim == () else axes(x, dim)
@@ -154,7 +154,7 @@ def any_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     return result.astype(x.dtype) if x.dtype == np.uint8 else result
 
 
-@lowering("aten::all", whole=False, int64="looks")
+@lowering("aten::all", whole=False, int64="looks", dims=reduces("dim", 1))
 def all_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     """Returns whether no element is zero; of uint8 as uint8."""
     dims = () if dim == () else axes(x, dim)
@@ -219,7 +219,7 @@ def log_softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = No
     return (shifted - logs).astype(result)
 
 
-@lowering("aten::logsumexp")
+@lowering("aten::logsumexp", dims=reduces("dim", 1))
 def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> jax.Array:
     """Returns the logarithm of the sum of exponentials, without overflow."""
     (x,) = promote(x, to_float=True)
@@ -245,7 +245,7 @@ def cumsum(x: Any, dim: int, *, dtype: Any = None) -> jax.Array:
     return _along(jax.lax.cumsum, y, dim).astype(dtype)
 
 
-@lowering("aten::cumprod")
+@lowering("aten::cumprod", dims=along("dim", 1))
 def cumprod(x: Any, dim: int, *, dtype: Any = None) -> jax.Array:
     """Returns running products; integers and bool give int64."""
     if dtype is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from fmapper.meshes import pointwise
+from fmapper.meshes import follow_rows
 from fmapper.programs import Call, Ref
 from fmapper_adapters.jax.aten import table
 
@@ -88,8 +88,7 @@ def _says(*names: str) -> Callable[[Rule], Rule]:
 
 def rule_of(op: str) -> Rule | None:
     """Returns the rule of an operation; None if the operation does not keep rows in order."""
-    rule = RULES.get(op.partition(".")[0])
-    return _pointwise if rule is None and table.dims(op) is pointwise else rule
+    return RULES.get(op.partition(".")[0]) or (_each if table.dims(op) else None)
 
 
 def starts(call: Call) -> Step | None:
@@ -102,21 +101,18 @@ def starts(call: Call) -> Step | None:
     return Step((Kind.ROWS, Kind.ORDER), {keys.name: 1})
 
 
-def _pointwise(facts: Sorted, call: Call) -> Step | None:
+def _each(facts: Sorted, call: Call) -> Step | None:
     """Computes each row, or each number of a group, separately."""
-    (_, shape), *others = call.result
-    kinds = {facts.kind(Ref(name)) for name in call.refs()} - {None}
-    if others or len(kinds) != 1 or not shape:
+    names = [name for name in call.refs() if facts.kind(Ref(name)) is not None]
+    kinds = {facts.kinds[name] for name in names}
+    if len(kinds) != 1 or not kinds <= {Kind.ROWS, Kind.SIZES}:
         return None
-    (kind,) = kinds
-    for name in call.refs():
-        other = facts.shapes.get(name, ())
-        if facts.kind(Ref(name)) is not None:
-            if len(other) != len(shape):
-                return None
-        elif len(other) > len(shape) or (len(other) == len(shape) and other[0] != 1):
-            return None  # its rows have another order
-    return Step(kind) if kind in (Kind.ROWS, Kind.SIZES) else None
+    kept = follow_rows(call, facts.shapes, dict.fromkeys(names, 0), table.dims(call.op))
+    counts = {shape[0] for _, shape in call.result if shape} | {facts.shapes[n][0] for n in names}
+    if kept is None or any(kept) or len(counts) != 1:
+        return None
+    kind = (*kinds,) * len(call.result)
+    return Step(kind if len(kind) > 1 else kind[0])
 
 
 @_says("floor_divide", "div")
@@ -124,7 +120,7 @@ def _sources(facts: Sorted, call: Call) -> Step | None:
     """Finds the row that a sorted one was copied from, where each was repeated in place."""
     order, *others = call.args
     if facts.kind(order) is not Kind.ORDER:
-        return _pointwise(facts, call)
+        return _each(facts, call)
     rounds = call.op.startswith("aten::floor_divide") or call.kwargs.get("rounding_mode")
     if not rounds or len(others) != 1 or not isinstance(others[0], int) or others[0] < 1:
         return None
@@ -197,23 +193,17 @@ def _count(facts: Sorted, call: Call) -> Step | None:
 @_says("cumsum")
 def _ends(facts: Sorted, call: Call) -> Step | None:
     """Finds where groups end, or sums along the features of each row."""
-    kind = facts.kind(call.args[0])
-    if kind is Kind.ROWS and call.args[1] in (0, -facts.dims(call.args[0])):
-        return None
-    return Step(kind) if kind in (Kind.ROWS, Kind.SIZES) else None
+    is_of_groups = facts.kind(call.args[0]) is Kind.SIZES
+    return Step(Kind.SIZES) if is_of_groups else _each(facts, call)
 
 
-@_says("sum", "mean")
-def _reduce(facts: Sorted, call: Call) -> Step | None:
-    """Reduces the features of each row, or sums over rows for each group."""
+@_says("sum")
+def _sum(facts: Sorted, call: Call) -> Step | None:
+    """Sums over rows for each group, or over the features of each row."""
     x, *others = call.args
-    if facts.kind(x) is not Kind.ROWS or not others or not isinstance(others[0], tuple):
-        return None
-    count = facts.dims(x)
-    gone = {at % count for at in others[0]}
-    if gone == {0} and count == 2 and "sum" in call.op and not any(others[1:]):
+    if facts.kind(x) is Kind.ROWS and others in ([(0,)], [(-2,)]) and facts.dims(x) == 2:
         return Step(Kind.SIZES)
-    return Step(Kind.ROWS) if gone and 0 not in gone else None
+    return _each(facts, call)
 
 
 @_says("transformers::grouped_mm_fallback", "_grouped_mm")
@@ -229,29 +219,14 @@ def _group(facts: Sorted, call: Call) -> Step | None:
     )
 
 
-@_says("split_with_sizes", "split", "chunk", "slice", "select", "unsqueeze", "squeeze")
-def _part(facts: Sorted, call: Call) -> Step | None:
-    """Slices the features of each row."""
-    x = call.args[0]
-    if facts.kind(x) is not Kind.ROWS:
-        return None
-    at = 2 if call.op.startswith(("aten::split", "aten::chunk")) else 1
-    dim = call.args[at] if len(call.args) > at else call.kwargs.get("dim", 0)
-    if dim % (facts.dims(x) + call.op.startswith("aten::unsqueeze")) == 0:
-        return None
-    return Step((Kind.ROWS,) * len(call.result) if at == 2 else Kind.ROWS)
-
-
-@_says("view", "reshape", "_unsafe_view")
+@_says("view", "reshape", "_unsafe_view", "expand")
 def _reshape(facts: Sorted, call: Call) -> Step | None:
     """Reshapes the features of each row."""
-    x, shape = call.args[0], call.result[0][1]
-    rest = shape[1:]
-    if facts.kind(x) is not Kind.ROWS or shape[:1] != (facts.rows,) or not all(
-        isinstance(size, int) and size for size in rest
-    ):  # fmt: skip
+    x, rest = call.args[0], call.result[0][1][1:]
+    step = _each(facts, call)
+    if step is None or not all(isinstance(size, int) and size for size in rest):
         return None
-    return Step(Kind.ROWS, call=_with_args(call, call.op, (x, (-1, *rest))))
+    return Step(step.kind, call=_with_args(call, call.op, (x, (-1, *rest))))
 
 
 def _with_args(call: Call, op: str, args: tuple[Any, ...]) -> Call:

@@ -59,6 +59,8 @@ class TorchMeshes(Meshes):
 
     def dimension_rule(self, op: str) -> DimensionRule | None:
         """Returns the dimension rule of a primitive of JAX."""
+        if not op.startswith("lax::"):
+            return None
         from fmapper_adapters.torch.lax.table import TABLE
 
         return TABLE.dims(op)

@@ -45,7 +45,7 @@ def native_layer_norm(
     return y.astype(x.dtype), mean.astype(x.dtype), rstd.astype(x.dtype)
 
 
-@lowering("aten::group_norm")
+@lowering("aten::group_norm", dims=dimensions.group_norm)
 def group_norm(
     x: Any,
     num_groups: int,
@@ -58,7 +58,7 @@ def group_norm(
     return _group_norm(x, weight, bias, num_groups, eps)[0]
 
 
-@lowering("aten::native_group_norm")
+@lowering("aten::native_group_norm", dims=dimensions.group_norm)
 def native_group_norm(
     x: Any, weight: Any, bias: Any, n: Any, c: Any, hxw: Any, group: int, eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -94,7 +94,7 @@ def rms_norm(
     return fused_rms_norm(x, normalized_shape, weight, eps)[0]
 
 
-@lowering("aten::_fused_rms_norm")
+@lowering("aten::_fused_rms_norm", dims=dimensions.layer_norm)
 def fused_rms_norm(
     x: Any, normalized_shape: Sequence[Any], weight: Any, eps: float | None
 ) -> tuple[jax.Array, jax.Array]:
@@ -119,7 +119,7 @@ def batch_norm_no_training(
     return y, nothing, nothing
 
 
-@lowering("aten::_native_batch_norm_legit.no_stats", dims=dimensions.batch_norm)
+@lowering("aten::_native_batch_norm_legit.no_stats", dims=dimensions.batch_statistics)
 def batch_norm_without_averages(
     x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

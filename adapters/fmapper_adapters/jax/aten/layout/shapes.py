@@ -128,13 +128,13 @@ def repeat(x: Any, repeats: Sequence[Any]) -> jax.Array:
     return jnp.tile(x, tuple(repeats))
 
 
-@lowering("aten::flip", int64="moves")
+@lowering("aten::flip", int64="moves", dims=along("dims", 1))
 def flip(x: Any, dims: Sequence[int]) -> jax.Array:
     """Reverses dimensions."""
     return jnp.flip(x, tuple(dims)) if x.ndim else x
 
 
-@lowering("aten::roll", int64="moves")
+@lowering("aten::roll", int64="moves", dims=along("dims", 2, None))
 def roll(x: Any, shifts: Any, dims: Any = ()) -> jax.Array:
     """Rolls along dimensions; without dimensions, over the flattened array."""
     if x.size == 0 or x.ndim == 0:
@@ -169,7 +169,7 @@ def diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> jax.A
     return jnp.moveaxis(y, (-2, -1), (dim1, dim2))
 
 
-@lowering("aten::unfold", int64="moves")
+@lowering("aten::unfold", int64="moves", dims=dimensions.windows)
 @lowering("aten::unfold_copy", whole=False, int64="moves")
 def unfold(x: Any, dimension: int, size: int, step: int) -> jax.Array:
     """Returns windows of a size, a step apart, along a dimension, with elements in the last one."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper_adapters.jax.aten.pointwise.comparisons import is_nan
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import along, dimensions, lowering
 from fmapper_adapters.jax.aten.types import dtype_of, is_complex, is_floating, promote
 
 Pair = tuple[jax.Array, jax.Array]
@@ -40,13 +40,13 @@ def _alone(x: Any) -> Pair:
     return x, jnp.zeros((), dtype_of("int64"))
 
 
-@lowering("aten::sort.default", int64="picks")
+@lowering("aten::sort.default", int64="picks", dims=along("dim", 1))
 def sort(x: Any, dim: int = -1, descending: bool = False) -> Pair:
     """Returns the sorted elements and their indices."""
     return stable_sort(x, stable=True, dim=dim, descending=descending)
 
 
-@lowering("aten::sort.stable", int64="picks")
+@lowering("aten::sort.stable", int64="picks", dims=along("dim"))
 def stable_sort(
     x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Pair:
@@ -56,13 +56,13 @@ def stable_sort(
     return _take(x, order_of(x, dim % x.ndim, descending=descending), dim % x.ndim)
 
 
-@lowering("aten::argsort.default", whole=False, int64="looks")
+@lowering("aten::argsort.default", whole=False, int64="looks", dims=along("dim", 1))
 def argsort(x: Any, dim: int = -1, descending: bool = False) -> jax.Array:
     """Returns the indices that sort a dimension."""
     return sort(x, dim, descending)[1]
 
 
-@lowering("aten::argsort.stable", whole=False, int64="looks")
+@lowering("aten::argsort.stable", whole=False, int64="looks", dims=along("dim"))
 def stable_argsort(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> jax.Array:
     """Returns the indices that sort a dimension."""
     return sort(x, dim, descending)[1]
@@ -74,7 +74,7 @@ def msort(x: Any) -> jax.Array:
     return sort(x, 0)[0]
 
 
-@lowering("aten::topk", int64="picks")
+@lowering("aten::topk", int64="picks", dims=along("dim", 2))
 def topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
     """Returns the k largest or smallest elements in order, and their indices."""
     if x.ndim == 0:
@@ -235,7 +235,7 @@ def _places(edges: Any, x: Any, behind: bool) -> jax.Array:
     return jax.lax.fori_loop(0, rounds, step, (low, high))[0]
 
 
-@lowering("aten::bucketize", int64="looks")
+@lowering("aten::bucketize", int64="looks", dims=dimensions.bucketize)
 def bucketize(
     x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False
 ) -> jax.Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fmapper_adapters.jax.aten.extremes import largest, smallest
 from fmapper_adapters.jax.aten.pointwise.elementwise import absolute
-from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.table import lowering, reduces
 from fmapper_adapters.jax.aten.types import cast, promote, wide
 
 
@@ -20,7 +20,7 @@ def _axes(x: Any, dim: Any) -> tuple[int, ...]:
     return tuple(d % x.ndim for d in (dim if isinstance(dim, tuple) else (dim,))) if x.ndim else ()
 
 
-@lowering("aten::linalg_vector_norm")
+@lowering("aten::linalg_vector_norm", dims=reduces("dim", 2))
 def vector_norm(
     x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> jax.Array:
@@ -30,7 +30,7 @@ def vector_norm(
     return p_norm(y.astype(wide(y.dtype)), ord, _axes(x, dim), keepdim).astype(y.dtype)
 
 
-@lowering("aten::norm")
+@lowering("aten::norm", dims=reduces("dim", 2))
 def norm(
     x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> jax.Array:

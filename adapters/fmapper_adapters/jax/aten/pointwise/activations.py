@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fmapper_adapters.jax.aten.table import lowering, pointwise
+from fmapper_adapters.jax.aten.table import along, lowering, pointwise
 from fmapper_adapters.jax.aten.types import is_floating, wide
 
 
@@ -153,7 +153,7 @@ def prelu_kernel(x: Any, weight: Any) -> jax.Array:
     return jnp.where(x > 0, x, (x * weight).astype(x.dtype))
 
 
-@lowering("aten::glu")
+@lowering("aten::glu", dims=along("dim", 1))
 def glu(x: Any, dim: int = -1) -> jax.Array:
     """Returns the first half times the sigmoid of the second."""
     first, second = jnp.split(x.astype(wide(x.dtype)), 2, dim)

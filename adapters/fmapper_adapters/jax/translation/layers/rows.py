@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fmapper import ConversionError
-from fmapper.meshes import pointwise
-from fmapper.programs import Call, Program, Ref, map_arguments, refs_in
+from fmapper.meshes import follow_rows, regroups
+from fmapper.programs import Call, Program, Ref, refs_in
 from fmapper_adapters.jax.aten import table
 
 _NONZERO = "aten::nonzero"
@@ -114,14 +114,11 @@ class _Rows:
         if not refs:
             return self.refuse(call)
         base = call.op.partition(".")[0]
-        rule = _RULES.get(base)
-        if rule is None and base.startswith("aten::") and table.dims(call.op) is pointwise:
-            rule = None if base in _KEEPS else _Rows.pointwise
         if base in _KEEPS and len(refs) == 1:
             (one,) = refs
             known = self._indices if one in self._indices else self._picked
             known[call.name] = known[one]  # type: ignore[assignment]
-        elif rule is None or not rule(self, call):
+        elif not _RULES.get(base, _Rows.each)(self, call):
             raise self._refusal(call)
 
     def refuse(self, call: Call) -> None:
@@ -169,16 +166,22 @@ class _Rows:
         self._indices[call.name] = (source, start)
         return True
 
-    def reshape(self, call: Call) -> bool:
-        """Follows rows that keep their number and their order."""
-        before, after = self._shapes[call.args[0].name], self._shapes[call.name]
-        if not before or not after or before[0] != after[0]:
+    def each(self, call: Call) -> bool:
+        """Follows rows that are computed each by itself; indices only if they do not change."""
+        rule, refs = table.dims(call.op), {*call.refs()}
+        known = self._picked if refs.isdisjoint(self._indices) else self._indices
+        names = [name for name in (*self._indices, *self._picked) if name in refs]
+        if not known.keys() >= {*names} or len({known[name] for name in names}) != 1:
             return False
-        args = map_arguments(call.args[1:], lambda one: one)
-        if any(_UNKNOWN.search(str(one)) for one in args):
+        if rule is regroups:
+            if any(_UNKNOWN.search(str(argument)) for argument in call.args[1:]):
+                return False
+        elif known is self._indices:
             return False
-        known = self._indices if call.args[0].name in self._indices else self._picked
-        known[call.name] = known[call.args[0].name]  # type: ignore[assignment]
+        kept = follow_rows(call, self._shapes, dict.fromkeys(names, 0), rule)
+        if kept != [0] or self._shapes[call.name][0] != self._shapes[names[0]][0]:
+            return False
+        known[call.name] = known[names[0]]  # type: ignore[assignment]
         return True
 
     def pick(self, call: Call) -> bool:
@@ -196,34 +199,6 @@ class _Rows:
         if len(sources) != 1 or "" in sources or not is_row:
             return False
         self._picked[call.name] = sources.pop()
-        return True
-
-    def pointwise(self, call: Call) -> bool:
-        """Follows operations on each element, with operands that do not have rows of their own."""
-        shape = self._shapes.get(call.name, ())
-        sources = {self._picked.get(name, "") for name in call.refs() if name in self._picked}
-        if len(sources) != 1 or any(name in self._indices for name in call.refs()):
-            return False
-        for name in call.refs():
-            other = self._shapes.get(name, ())
-            if name in self._picked:
-                if len(other) != len(shape):
-                    return False
-            elif len(other) > len(shape) or (len(other) == len(shape) and other[:1] != (1,)):
-                return False
-        self._picked[call.name] = sources.pop()
-        return True
-
-    def product(self, call: Call) -> bool:
-        """Follows rows times one matrix."""
-        x, *others = call.args
-        if not isinstance(x, Ref) or x.name not in self._picked:
-            return False
-        names = {*refs_in((tuple(others),))}
-        is_matrix = len(self._shapes.get(getattr(others[0], "name", ""), ())) == 2
-        if not is_matrix or names & (self._picked.keys() | self._indices.keys()):
-            return False
-        self._picked[call.name] = self._picked[x.name]
         return True
 
     def add(self, call: Call) -> bool:
@@ -251,15 +226,7 @@ class _Rows:
 _RULES: Mapping[str, Callable[[_Rows, Call], bool]] = {
     "aten::slice": _Rows.column,
     "aten::select": _Rows.column,
-    "aten::squeeze": _Rows.reshape,
-    "aten::view": _Rows.reshape,
-    "aten::reshape": _Rows.reshape,
-    "aten::unsqueeze": _Rows.reshape,
-    "aten::_unsafe_view": _Rows.reshape,
     "aten::index": _Rows.pick,
-    "aten::matmul": _Rows.product,
-    "aten::mm": _Rows.product,
-    "aten::linear": _Rows.product,
     "aten::index_add": _Rows.add,
     "aten::index_put": _Rows.add,
 }

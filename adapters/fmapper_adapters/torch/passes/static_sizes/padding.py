@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fmapper.programs import Call, Ref
-from fmapper_adapters.torch.passes.static_sizes.row_by_row import dims_of
+from fmapper_adapters.torch.passes.static_sizes.row_by_row import is_row_by_row
 from fmapper_adapters.torch.passes.static_sizes.writer import Remains, Writer
 
 Bears = Callable[[Writer, Call], Call | None]
@@ -84,6 +84,12 @@ def _index_rows(writer: Writer, call: Call) -> Call:
     return dataclasses.replace(call, args=(x, (*indices[:dim], place, *indices[dim + 1 :])))
 
 
+@_bears("cumsum", "cumprod")
+def _cumulate(writer: Writer, call: Call) -> Call | None:
+    """Lets padding, which comes last, have no effect on the elements before it."""
+    return call
+
+
 @_bears("index_select")
 def _index_select(writer: Writer, call: Call) -> Call | None:
     x, _, index = call.args
@@ -119,10 +125,7 @@ def _addmm(writer: Writer, call: Call) -> Call | None:
 @_bears("sum")
 def _sum(writer: Writer, call: Call) -> Call | None:
     """Sums over valid rows."""
-    array = call.args[0].name
-    rank = len(writer.shapes[array])
-    dims = dims_of(call, "sum", rank)
-    if dims and writer.rows[array][0] not in dims:
+    if is_row_by_row(writer, call):
         return call
     return dataclasses.replace(call, args=(_zero_padding(writer, call.args[0]), *call.args[1:]))
 

@@ -119,7 +119,7 @@ def _plain(writer: Writer, call: Call, name: str) -> None:
             if (new := bears(writer, call)) is None:
                 return
             call = new
-        elif not is_row_by_row(writer, call, name):
+        elif not is_row_by_row(writer, call):
             raise Remains(call.op)
     writer.keep(call)
 
