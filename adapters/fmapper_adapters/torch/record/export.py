@@ -53,7 +53,7 @@ from fmapper_adapters.torch.record.patches.encoders import (
     that_see_nothing,
 )
 from fmapper_adapters.torch.record.patches.restore import keep_attributes, unwind
-from fmapper_adapters.torch.record.values import buffer_numbers, masked_rows, split_rows
+from fmapper_adapters.torch.record.values import buffer_numbers, split_rows
 from fmapper_adapters.torch.record.varying import sizes
 from fmapper_adapters.torch.record.varying.layouts import guard_writes, leave_out_layouts
 from fmapper_adapters.torch.record.ways import (
@@ -309,7 +309,6 @@ def _try_ways(
                 guards.want(exported, module, args, kwargs, dynamic_shapes)
                 guard_writes(exported)
                 overlaps.refuse(type(module).__name__, exported)
-                masked_rows.choose_by_masks(exported)
                 buffer_numbers.assert_numbers(exported)
                 if check:
                     _refuse_lost_gradients(module, way, reasons)

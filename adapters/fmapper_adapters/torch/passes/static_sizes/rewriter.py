@@ -18,6 +18,7 @@ import sympy  # type: ignore[import-untyped]
 
 from fmapper.programs import Call, Graph, Program, Ref, substitute
 from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
+from fmapper_adapters.torch.passes.static_sizes.masked_rows import choose_by_masks
 from fmapper_adapters.torch.passes.static_sizes.padding import BEARS
 from fmapper_adapters.torch.passes.static_sizes.row_by_row import is_pointwise, is_row_by_row
 from fmapper_adapters.torch.passes.static_sizes.same_counts import unite_counts
@@ -36,9 +37,11 @@ def fix_sizes(program: Program, facts: SizeFacts) -> Program:
     if not facts.symbols and not facts.is_sized:
         return program
     whole = [output.target != PADDED for output in program.outputs]
-    facts = facts.with_results(program.graph)
+    graph = choose_by_masks(program.graph, facts.with_results(program.graph))
+    program = dataclasses.replace(program, graph=graph)
+    facts = facts.with_results(graph)
     try:
-        return dataclasses.replace(program, graph=_with_numbers(program.graph, facts, whole))
+        return dataclasses.replace(program, graph=_with_numbers(graph, facts, whole))
     except Remains:
         return program
 

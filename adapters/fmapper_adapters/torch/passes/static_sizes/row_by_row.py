@@ -23,8 +23,8 @@ def is_row_by_row(writer: Writer, call: Call) -> bool:
         return False
     shape = writer.facts.shapes.get(call.name)
     kept = follow_rows(
-        call if shape is None else replace(call, result=(("", _sizes(shape)),)),
-        {name: _sizes(writer.shapes[name]) for name in call.refs() if name in writer.shapes},
+        call if shape is None else replace(call, result=(("", plain_sizes(shape)),)),
+        {name: plain_sizes(writer.shapes[name]) for name in call.refs() if name in writer.shapes},
         {name: dim for name, (dim, _) in rows.items()},
         dimension_rule(call.op) or (pointwise if is_pointwise(call.op) else None),
     )
@@ -34,7 +34,8 @@ def is_row_by_row(writer: Writer, call: Call) -> bool:
     return target is not None and kept == [target[0]]
 
 
-def _sizes(shape: Sizes) -> tuple[int | str, ...]:
+def plain_sizes(shape: Sizes) -> tuple[int | str, ...]:
+    """Returns the sizes of a shape as a program has them."""
     return tuple(size if isinstance(size, int) else str(size) for size in shape)
 
 
