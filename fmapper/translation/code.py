@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fmapper.programs.treespec import DType, Scalar
+from fmapper.programs.treespec import Scalar
 
-_TUPLE = re.compile(r"(?m)^( *return )\((.*)\)$")
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
@@ -117,17 +116,6 @@ def text(node: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(node))
 
 
-def statement_text(statement: ast.AST) -> str:
-    """Returns the code of a statement, without parentheses around a tuple that it returns."""
-    whole = text(statement)
-    bare = _TUPLE.sub(r"\1\2", whole)
-    try:
-        is_same = ast.dump(ast.parse(bare)) == ast.dump(ast.parse(whole))
-    except SyntaxError:  # they were not around all of it
-        return whole
-    return bare if is_same else whole
-
-
 def name(identifier: str) -> ast.expr:
     """Returns a name as an expression."""
     return ast.Name(identifier, ast.Load())
@@ -176,11 +164,6 @@ def attribute(owner: str, path: str) -> str:
         is_index = step.isdigit() and code != owner
         code += f"[{step}]" if is_index else f".{attribute_name(step)}"
     return code
-
-
-def dtype_name(value: Any) -> str:
-    """Returns the name of a dtype among arguments; empty for None."""
-    return value.name if isinstance(value, DType) else ""
 
 
 def bare_condition(node: ast.expr) -> ast.expr:

@@ -18,7 +18,6 @@ from fmapper.backends import Aside, NodeType, holds_arrays, is_dynamic
 from fmapper_adapters.torch import _private
 
 _new: Callable[[type], Any] = object.__new__
-_set = object.__setattr__
 _PLAIN = (dict, list, set, Counter, defaultdict)
 _OWN = frozenset({"state", "param_groups", "defaults"})
 _PER_OPTIMIZER = "_per_optimizer_states"
