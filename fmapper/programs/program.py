@@ -332,6 +332,14 @@ class Program:
 
         return _calls.bind(self, args, kwargs, sparing=sparing)
 
+    def kinds(self) -> dict[str, tuple[str, tuple[int | str, ...]]]:
+        """Returns the dtype and shape of each input and of each single result, by name."""
+        pairs = zip(self.graph.inputs, self.inputs, strict=True)
+        kinds = {name: (given.dtype, given.shape) for name, given in pairs}
+        return kinds | {
+            call.name: call.result[0] for call in self.graph.calls if len(call.result) == 1
+        }
+
     def input_paths(self) -> list[str]:
         """Returns the path of each input, for errors."""
         from fmapper.programs import bind as _calls

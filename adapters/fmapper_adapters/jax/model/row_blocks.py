@@ -8,9 +8,8 @@ calls from sorting to restoring the order become one call, which runs separately
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
-from typing import Any
 
 from fmapper.programs import Call, Graph, Program, Ref
 from fmapper_adapters.jax.aten import routing
@@ -25,9 +24,7 @@ def with_row_blocks(program: Program, is_random: Mapping[str, bool]) -> Graph:
         is_random: Whether an operation draws numbers, which would be the same for each part.
     """
     graph = program.graph
-    shapes = {
-        name: spec.shape for name, spec in zip(graph.inputs, program.inputs, strict=True)
-    } | dict(_shapes(graph))
+    shapes = {name: shape for name, (_, shape) in program.kinds().items()}
     facts = Sorted("", {call.name: call for call in graph.calls}, shapes)
     candidates = (_span(graph, facts, is_random, at) for at in range(len(graph.calls)))
     spans = [span for span in candidates if span is not None]
@@ -41,19 +38,6 @@ def with_row_blocks(program: Program, is_random: Mapping[str, bool]) -> Graph:
         if call.name not in inner or call.name in blocks
     ]
     return Graph(graph.inputs, new, graph.outputs, graph.kinds)
-
-
-def _shapes(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
-    results: dict[str, Any] = {}
-    for call in graph.calls:
-        shapes = [shape for _, shape in call.result]
-        if call.op == "sym::getitem":
-            source, at = call.args
-            of = results.get(getattr(source, "name", ""), [])
-            shapes = [of[at]] if isinstance(at, int) and at < len(of) else shapes
-        results[call.name] = shapes
-        if len(shapes) == 1:
-            yield call.name, shapes[0]
 
 
 class _Span:

@@ -38,11 +38,7 @@ def with_own_gradients(program: Program) -> Program:
     graph = program.graph
     if not any(call.op == _OP for call in graph.calls):
         return program
-    kinds = {
-        name: (given.dtype, given.shape)
-        for name, given in zip(graph.inputs, program.inputs, strict=True)
-    }
-    kinds.update({call.name: call.result[0] for call in graph.calls if len(call.result) == 1})
+    kinds = program.kinds()
     results: dict[str, tuple[Any, ...]] = {}
     calls: list[Call] = []
     for call in graph.calls:

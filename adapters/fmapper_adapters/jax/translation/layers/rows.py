@@ -22,7 +22,6 @@ from fmapper_adapters.jax.aten import table
 _NONZERO = "aten::nonzero"
 _KEEPS = ("fmapper::stop_gradient", "aten::to", "aten::_to_copy", "aten::alias", "aten::detach")
 _UNKNOWN = re.compile(r"\bu\d+\b")
-Shape = tuple[int | str, ...]
 
 
 def with_bounded_rows(program: Program) -> Program:
@@ -59,13 +58,7 @@ class _Rows:
         self._program = program
         self._counts = counts
         self._calls = {call.name: call for call in program.graph.calls}
-        self._shapes: dict[str, Shape] = {
-            name: given.shape
-            for name, given in zip(program.graph.inputs, program.inputs, strict=True)
-        }
-        self._shapes |= {
-            name: call.result[0][1] for name, call in self._calls.items() if len(call.result) == 1
-        }
+        self._shapes = {name: shape for name, (_, shape) in program.kinds().items()}
         self._indices: dict[str, tuple[str, int]] = {}  # values -> the nonzero, and the dimension
         self._picked: dict[str, str] = {}  # other values with a row for each -> the nonzero
 

@@ -33,11 +33,7 @@ def with_stacks(program: Program) -> Program:
     uses.update(refs_in(graph.outputs))
     for part in program.parts:
         uses.update(refs_in((part.arguments, part.result)))
-    kinds = {call.name: call.result[0] for call in graph.calls if len(call.result) == 1}
-    kinds |= {
-        name: (given.dtype, given.shape)
-        for name, given in zip(graph.inputs, program.inputs, strict=True) if given.is_array()
-    }  # fmt: skip
+    kinds = program.kinds()
     found: dict[str, Call] = {}
     for call in graph.calls:
         stack = _of_wide(call, made) or _of_view(call, made, uses, kinds)
@@ -108,7 +104,7 @@ def _arguments(parts: list[Any], dim: int) -> tuple[Any, ...] | None:
 def with_broadcasts(program: Program) -> Program:
     """Gives operations on elements what was expanded to the shape that they have anyway."""
     graph = program.graph
-    shapes = _shapes(program)
+    shapes = {name: shape for name, (_, shape) in program.kinds().items()}
     shared = {*refs_in((graph.outputs, tuple((p.arguments, p.result) for p in program.parts)))}
     users: dict[str, list[str]] = {}
     for call in graph.calls:
@@ -126,15 +122,6 @@ def with_broadcasts(program: Program) -> Program:
         return program
     kept = Graph(graph.inputs, [*calls.values()], graph.outputs, graph.kinds)
     return dataclasses.replace(program, graph=kept)
-
-
-def _shapes(program: Program) -> dict[str, Shape]:
-    """Returns the shapes of the arrays of a program."""
-    inputs = zip(program.graph.inputs, program.inputs, strict=True)
-    shapes = {name: one.shape for name, one in inputs if one.is_array()}
-    return shapes | {
-        call.name: call.result[0][1] for call in program.graph.calls if len(call.result) == 1
-    }
 
 
 def _without(
