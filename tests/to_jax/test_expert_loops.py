@@ -102,6 +102,21 @@ class LeavesOutEmpty(Routed):
         return found
 
 
+class LeavesOutInOtherWords(Routed):
+    def forward(self, x: Any) -> Any:
+        weights, mask, hit = self.route(x)
+        found = torch.zeros_like(x)
+        for expert in hit:
+            rank, token = torch.where(mask[expert[0]])
+            if not len(token):
+                continue
+            if token.shape[0] < 1:
+                continue
+            rows = x[token] @ self.up[expert[0]]
+            found.index_add_(0, token, rows * weights[token, rank, None])
+        return found
+
+
 class ByNames(Routed):
     """As SwitchTransformers and NLLB-MoE."""
 
@@ -158,7 +173,17 @@ class NegativeMask(Routed):
 
 
 @pytest.mark.parametrize(
-    "kind", [ByParameters, WithDropped, LeavesOutEmpty, ByNames, Assigns, ByLayers, NegativeMask]
+    "kind",
+    [
+        ByParameters,
+        WithDropped,
+        LeavesOutEmpty,
+        LeavesOutInOtherWords,
+        ByNames,
+        Assigns,
+        ByLayers,
+        NegativeMask,
+    ],
 )
 def test_inputs_that_hit_other_experts(kind: Any) -> None:
     module = kind()

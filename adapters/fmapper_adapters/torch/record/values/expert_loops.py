@@ -171,9 +171,7 @@ class _Loops(TorchFunctionMode):
             self.iteration.masks.append(rows)
         else:
             self.iteration.rows.add(_size(rows))
-        if func == _SHAPE:
-            return (_Some(1), *rows.shape[1:])
-        return _Some(1)
+        return _one_row(func, rows)
 
     def end_iteration(self) -> None:
         """Ends the current iteration; its tensors must not be used afterwards."""
@@ -273,8 +271,8 @@ class _Iteration:
         given = _tensors((args, kwargs))
         self.loops.refuse_own(given)
         self.others |= {_memory(x) for x in given} - self.made
-        if func is _Tensor.numel and (count := self._row_count(args[0])) is not None:
-            return count
+        if func in _SIZES and self._ends_early(args[0]):
+            return _one_row(func, args[0])
         if asserts.is_written(func, args):  # as part of a module name
             number = args[0].item()
             if not isinstance(number, int):
@@ -322,15 +320,20 @@ class _Iteration:
     def _is_mask(self, x: Any) -> bool:
         return any(x is mask or _has_elements_of(x, mask) for mask in self.masks)
 
-    def _row_count(self, x: _Tensor) -> int | None:
-        """Returns 1 in a line that ends an iteration without rows."""
+    def _ends_early(self, x: _Tensor) -> bool:
+        """Returns whether a line that asks for a size ends iterations without rows."""
         frame = _caller()
         if frame.f_code is not self.frame.f_code or frame.f_lineno not in self.asked:
-            return None
+            return False
         if x.ndim != 1 or _size(x) not in self.rows:
             raise NotProved("an iteration ends early for a reason other than having no rows")
         self.left_out.add(_size(x))
-        return 1
+        return True
+
+
+def _one_row(func: Any, rows: _Tensor) -> Any:
+    """Returns the answer of a function that counts rows, if there were one."""
+    return (_Some(1), *rows.shape[1:]) if func == _SHAPE else _Some(1)
 
 
 def _size(x: _Tensor) -> Any:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,6 +16,13 @@ _Tensor = torch.Tensor
 _BUILTINS = {"int", "float", "bool", "str", "len", "min", "max", "abs", "isinstance", "getattr"}
 _CHANGES = {"append", "extend", "insert", "remove", "pop", "popitem", "popleft", "appendleft"}
 _CHANGES |= {"update", "setdefault", "discard", "clear", "send", "register_buffer", "__next__"}
+
+_COUNTS = {"numel": False, "any": True, "sum": True}  # method -> whether it is called on a mask
+# A comparison of a count with a number -> its result if there are rows.
+_COMPARED = {
+    (ast.Eq, 0): False, (ast.LtE, 0): False, (ast.Lt, 1): False,
+    (ast.NotEq, 0): True, (ast.Gt, 0): True, (ast.GtE, 1): True,
+}  # fmt: skip
 
 
 class NotProved(Exception):
@@ -28,12 +35,9 @@ def prove(frame: types.FrameType) -> set[int]:
     Raises:
         NotProved: Iterations may depend on each other.
     """
-    try:
-        lines, first = inspect.getsourcelines(frame.f_code)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError) as error:
-        raise NotProved("the source code is not available") from error
-    ast.increment_lineno(tree, first - 1)
+    tree = tree_of(frame.f_code)
+    if tree is None:
+        raise NotProved("the source code is not available")
     loops = [child for child in ast.walk(tree) if isinstance(child, ast.For)]
     matches = [child for child in loops if child.iter.lineno == frame.f_lineno]
     if len(matches) != 1 or (
@@ -43,35 +47,66 @@ def prove(frame: types.FrameType) -> set[int]:
     (loop,) = matches
     if not isinstance(loop.target, ast.Name) or loop.orelse:
         raise NotProved("the loop has several targets or an else block")
-    stored = {loop.target.id, *names(loop.body, ast.Store)}
-    body = Body(frame, stored)
-    body.block(loop.body, {loop.target.id})
-    inside = {id(child) for part in loop.body for child in ast.walk(part)}
     outer = [child for child in ast.walk(tree) if isinstance(child, ast.For | ast.While)]
     is_nested = any(child is not loop and loop in ast.walk(child) for child in outer)
+
+    def is_late(node: ast.Name) -> bool:
+        return isinstance(node.ctx, ast.Load) and (is_nested or node.lineno > loop.lineno)
+
+    return prove_block(frame, tree, loop.body, {loop.target.id}, is_late)
+
+
+def prove_block(
+    frame: types.FrameType,
+    tree: ast.Module,
+    statements: list[ast.stmt],
+    given: set[str],
+    matters: Callable[[ast.Name], bool] = lambda _: True,
+) -> set[int]:
+    """Proves that statements only add rows, and returns the lines that end an iteration early.
+
+    The names in `given` are set before them; `matters` tells whether a name elsewhere in the code
+    must not be one that they set. Raises NotProved as `prove` does.
+    """
+    stored = {*given, *_names(statements)}
+    body = _Body(frame, stored)
+    body.block(statements, given)
+    inside = {id(child) for part in statements for child in ast.walk(part)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Global | ast.Nonlocal):
             raise NotProved("the function assigns to names of other scopes")
-        if not isinstance(node, ast.Name) or id(node) in inside or node.id not in stored:
+        if not isinstance(node, ast.Name) or node.id not in stored or id(node) in inside:
             continue
-        if isinstance(node.ctx, ast.Load) and (is_nested or node.lineno > loop.lineno):
-            raise NotProved(f"{node.id} is read after the loop")
+        if matters(node):
+            raise NotProved(f"{node.id} is used elsewhere")
     if stored & {*frame.f_code.co_cellvars, *frame.f_code.co_freevars}:
-        raise NotProved("other functions read names of the loop")
+        raise NotProved("other functions read these names")
     return body.asked
+
+
+@functools.cache
+def tree_of(code: types.CodeType) -> ast.Module | None:
+    """Parses the code of a function; None if its source is not available."""
+    try:
+        lines, first = inspect.getsourcelines(code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, SyntaxError):
+        return None
+    ast.increment_lineno(tree, first - 1)
+    return tree
 
 
 def _is_nonzero(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Attribute) and node.func.attr == "nonzero"
 
 
-def names(parts: Iterable[ast.AST], context: type) -> list[str]:
-    """Returns the names that are stored or loaded in some code."""
+def _names(parts: Iterable[ast.AST]) -> list[str]:
+    """Returns the names that some code sets."""
     nodes = [node for part in parts for node in ast.walk(part)]
-    return [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, context)]
+    return [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
 
 
-class Body:
+class _Body:
     """Checks that statements only set local names and add rows."""
 
     def __init__(self, frame: types.FrameType, stored: set[str]) -> None:
@@ -100,7 +135,7 @@ class Body:
             self.expression(statement.value, defined)
             for target in statement.targets:
                 is_module = isinstance(target, ast.Name) and self.is_one_of_several(statement.value)
-                (self.modules if is_module else self.others).update(names([target], ast.Store))
+                (self.modules if is_module else self.others).update(_names([target]))
             return defined.union(*[self.target(target, defined) for target in statement.targets])
         if isinstance(statement, ast.AugAssign):
             self.expression(statement.value, defined)
@@ -123,11 +158,11 @@ class Body:
                 self.expression(item.context_expr, defined)
             return self.block(statement.body, defined)
         if isinstance(statement, ast.If):
-            if _ends_without_rows(statement):
-                self.expression(statement.test, defined)
+            self.expression(statement.test, defined)
+            question = question_of(statement.test)
+            if ends_iteration(statement) and question and question[1:] == (False, False):
                 self.asked.add(statement.test.lineno)
                 return defined
-            self.expression(statement.test, defined)
             ways = [self.block(way, defined) for way in (statement.body, statement.orelse)]
             left = [way for way in ways if way is not None]
             return set.intersection(*left) if left else None
@@ -246,19 +281,49 @@ def _is_without_state(function: types.FunctionType) -> bool:
     return True
 
 
-def _ends_without_rows(statement: ast.If) -> bool:
-    """Returns whether a statement is `if rows.numel() == 0: continue`."""
-    test = statement.test
-    return (
-        len(statement.body) == 1
-        and isinstance(statement.body[0], ast.Continue)
-        and not statement.orelse
-        and isinstance(test, ast.Compare)
-        and isinstance(test.left, ast.Call)
-        and isinstance(test.left.func, ast.Attribute)
-        and test.left.func.attr == "numel"
-        and isinstance(test.ops[0], ast.Eq)
-        and len(test.ops) == 1
-        and isinstance(test.comparators[0], ast.Constant)
-        and test.comparators[0].value == 0
-    )
+def ends_iteration(statement: ast.If) -> bool:
+    """Returns whether a statement only continues with the next iteration, under a condition."""
+    is_continue = len(statement.body) == 1 and isinstance(statement.body[0], ast.Continue)
+    return is_continue and not statement.orelse
+
+
+def question_of(test: ast.expr) -> tuple[ast.expr, bool, bool] | None:
+    """Returns what a condition counts, whether that is a mask, and the answer if there are rows."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = question_of(test.operand)
+        return None if inner is None else (*inner[:2], not inner[2])
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        (limit,) = test.comparators
+        value = limit.value if isinstance(limit, ast.Constant) else None
+        answer = _COMPARED.get((type(test.ops[0]), value)) if type(value) is int else None
+        counted = _count_of(test.left)
+        return None if counted is None or answer is None else (*counted, answer)
+    counted = _count_of(test)
+    return None if counted is None else (*counted, True)
+
+
+def _count_of(node: ast.expr) -> tuple[ast.expr, bool] | None:
+    """Returns x in `x.numel()`, `x.size(0)`, `x.shape[0]`, `len(x)`, `x.any()`, ..."""
+    if isinstance(node, ast.Subscript):
+        shape = node.value
+        is_first = isinstance(node.slice, ast.Constant) and node.slice.value == 0
+        if is_first and isinstance(shape, ast.Attribute) and shape.attr == "shape":
+            return shape.value, False
+        return None
+    if not isinstance(node, ast.Call) or node.keywords:
+        return None
+    if isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1:
+        return node.args[0], False
+    if not isinstance(node.func, ast.Attribute):
+        return None
+    if node.func.attr == "item" and not node.args:
+        inner = node.func.value
+        return _count_of(inner) if isinstance(inner, ast.Call) else None
+    if node.func.attr == "size" and [getattr(a, "value", None) for a in node.args] == [0]:
+        return node.func.value, False
+    owner = node.func.value
+    if isinstance(owner, ast.Name) and owner.id == "torch" and node.func.attr in ("any", "sum"):
+        return (node.args[0], True) if len(node.args) == 1 else None
+    if node.func.attr in _COUNTS and not node.args:
+        return owner, _COUNTS[node.func.attr]
+    return None
