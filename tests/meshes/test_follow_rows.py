@@ -92,6 +92,25 @@ def test_rows_that_are_combined_or_ordered_are_not_followed(case: Any) -> None:
     assert follow(op, X, *args) is None
 
 
+def test_rows_of_indices_are_rows_of_what_they_look_up() -> None:
+    shapes = {"x": (5, 4), "at": (5, 2), "few": (3, 2), "row": (7,)}
+    gather = "aten::gather.default"
+    looked = Call("y", gather, (Ref("x"), 1, Ref("at")), {}, "", "", (("", (5, 2)),))
+    rule = dimension_rule(gather)
+    assert follow_rows(looked, shapes, {"x": 0, "at": 0}, rule) == [0]
+    assert follow_rows(looked, shapes, {"x": 0}, rule) is None
+    fewer = Call("y", gather, (Ref("x"), 1, Ref("few")), {}, "", "", (("", (3, 2)),))
+    assert follow_rows(fewer, shapes, {"x": 0}, rule) is None
+    assert follow_rows(fewer, shapes, {"few": 0}, rule) is None
+    along = Call("y", gather, (Ref("x"), 0, Ref("at")), {}, "", "", (("", (5, 2)),))
+    assert follow_rows(along, shapes, {"at": 0}, rule) == [0]
+    assert follow_rows(along, shapes, {"x": 0, "at": 0}, rule) is None
+    select = "aten::index_select.default"
+    chosen = Call("y", select, (Ref("x"), 1, Ref("row")), {}, "", "", (("", (5, 7)),))
+    assert follow_rows(chosen, shapes, {"x": 0}, rule) == [0]
+    assert follow_rows(chosen, shapes, {"row": 0}, rule) == [1]
+
+
 def test_rows_of_several_operands_must_meet() -> None:
     shapes = {"a": (5, 4), "b": (4, 5), "w": (4, 5)}
     product = Call("y", "aten::mm", (Ref("a"), Ref("w")), {}, "", "", (("", (5, 5)),))

@@ -185,6 +185,22 @@ def bucketize(dimensions: Dimensions, call: Call, operands: list[Any], results: 
     dimensions.need(operands[1], call)
 
 
+def gather(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Looks elements up along one dimension, which must not be divided."""
+    x, _, indices = operands[:3]
+    (y,) = results
+    at = argument(call, "dim", 1) % len(x)
+    for old, new in zip(x[:at] + x[at + 1 :], y[:at] + y[at + 1 :], strict=True):
+        if dimensions.size(old) == dimensions.size(new):
+            dimensions.join(old, new)
+        else:
+            dimensions.need([old, new], call)
+    is_select = call.op.startswith("aten::index_select")
+    for old, new in zip(indices, y[at : at + 1] if is_select else y, strict=True):
+        dimensions.join(old, new)
+    dimensions.need([x[at]], call)
+
+
 def index(dimensions: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     """Looks elements of one dimension up, and keeps the others."""
     x, indices = operands[:2]

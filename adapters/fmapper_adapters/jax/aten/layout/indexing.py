@@ -102,7 +102,7 @@ def _put_where(x: Any, mask: Any, values: Any, front: int, accumulate: bool) -> 
     return x | added if x.dtype == bool else x + added
 
 
-@lowering("aten::index_select", int64="moves", dims=dimensions.part)
+@lowering("aten::index_select", int64="moves", dims=dimensions.gather)
 def index_select(x: Any, dim: int, index: Any) -> jax.Array:
     """Selects the given indices of one dimension."""
     if x.ndim == 0:

@@ -13,7 +13,7 @@ from fmapper_adapters.jax.aten.table import dimensions, lowering
 from fmapper_adapters.jax.aten.types import cast, is_floating, wide
 
 
-@lowering("aten::gather", int64="moves", dims=dimensions.part)
+@lowering("aten::gather", int64="moves", dims=dimensions.gather)
 def gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> jax.Array:
     """Returns, for each element of index, the element of x at that index of one dimension."""
     if index.size == 0:

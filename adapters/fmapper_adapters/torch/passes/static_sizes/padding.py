@@ -90,38 +90,6 @@ def _cumulate(writer: Writer, call: Call) -> Call | None:
     return call
 
 
-@_bears("index_select")
-def _index_select(writer: Writer, call: Call) -> Call | None:
-    x, _, index = call.args
-    if x.name in writer.rows or index.name not in writer.rows:
-        raise Remains(call.op)
-    return call
-
-
-@_bears("embedding")
-def _embedding(writer: Writer, call: Call) -> Call | None:
-    if call.args[0].name in writer.rows:
-        raise Remains(call.op)
-    return call
-
-
-@_bears("gather")
-def _gather(writer: Writer, call: Call) -> Call | None:
-    x, dim, index = call.args[:3]
-    rows = writer.rows.get(x.name), writer.rows.get(index.name)
-    if rows[0] is None or rows[0] != rows[1] or rows[0][0] == dim % len(writer.shapes[x.name]):
-        raise Remains(call.op)
-    return call
-
-
-@_bears("addmm")
-def _addmm(writer: Writer, call: Call) -> Call | None:
-    bias, a, b = call.args[:3]
-    if bias.name in writer.rows or b.name in writer.rows or writer.rows[a.name][0] != 0:
-        raise Remains(call.op)
-    return call
-
-
 @_bears("sum")
 def _sum(writer: Writer, call: Call) -> Call | None:
     """Sums over valid rows."""

@@ -60,13 +60,7 @@ def _masked_select(writer: Writer, call: Call) -> bool:
     shape = writer.static(x)
     if writer.static(mask) != shape:
         mask = writer.add("aten::expand.default", mask, shape, shape=shape, dtype="bool")
-    count = _enter(writer, call, mask, writer.facts.shapes[call.name][0])
-    writer.keep(
-        dataclasses.replace(
-            call, op="aten::index.Tensor", args=(x, tuple(writer.positions(mask, count)))
-        )
-    )
-    return True
+    return _index(writer, dataclasses.replace(call, op="aten::index.Tensor", args=(x, (mask,))))
 
 
 @_source("index")
