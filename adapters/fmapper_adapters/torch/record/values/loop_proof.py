@@ -29,6 +29,21 @@ class NotProved(Exception):
     """Raised for a loop that may do more than add rows, with the reason."""
 
 
+def sources_of(module: torch.nn.Module) -> set[str]:
+    """Returns the source code of the classes of a module and of those inside, except torch's."""
+    return {_source(cls) for inner in module.modules() for cls in type(inner).__mro__}
+
+
+@functools.cache
+def _source(cls: type) -> str:
+    if cls.__module__.partition(".")[0] in ("torch", "builtins"):
+        return ""
+    try:
+        return inspect.getsource(cls)
+    except (OSError, TypeError):
+        return ""
+
+
 def prove(frame: types.FrameType) -> set[int]:
     """Proves that the iterations are independent; returns the lines that end an iteration early.
 

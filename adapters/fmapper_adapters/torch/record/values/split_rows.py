@@ -12,7 +12,6 @@ Here each part stands for all rows: functions that treat rows independently are 
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from fmapper_adapters.torch import _private
+from fmapper_adapters.torch.record.values import loop_proof
 from fmapper_adapters.torch.record.values.loop_proof import NotProved
 
 _Tensor = torch.Tensor
@@ -114,26 +114,8 @@ class _Part:
 
 def has_splits(module: torch.nn.Module) -> bool:
     """Returns whether the code of a module may split rows by counts."""
-    classes = {cls for inner in module.modules() for cls in type(inner).__mro__}
-    return any(map(_has_counts, classes)) and any(map(_has_split, classes))
-
-
-def _has_counts(cls: type) -> bool:
-    return ".tolist()" in _source(cls)
-
-
-def _has_split(cls: type) -> bool:
-    return ".split(" in _source(cls)
-
-
-@functools.cache
-def _source(cls: type) -> str:
-    if cls.__module__.partition(".")[0] in ("torch", "builtins"):
-        return ""
-    try:
-        return inspect.getsource(cls)
-    except (OSError, TypeError):
-        return ""
+    sources = loop_proof.sources_of(module)
+    return all(any(word in text for text in sources) for word in (".tolist()", ".split("))
 
 
 def keep_rows_together(forward: Callable[..., Any]) -> Callable[..., Any]:
