@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+FUNCTIONS_OF_TREES = {
+    _pytree.tree_flatten: "jax.tree.flatten({0})",
+    _pytree.tree_unflatten: "jax.tree.unflatten({1}, {0})",
+    _pytree.tree_map: "jax.tree.map({0}, {1})",
+}
 
 
 class _Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]  # one of the few classes that are let in front of the decompositions

@@ -35,6 +35,16 @@ def read(expressions: Expressions, base: ast.expr, owner: nn.Module, name: str) 
     return array if order is None else _transpose(array, _inverse(order))
 
 
+def value_of(expressions: Expressions, node: ast.expr) -> ast.expr:
+    """Returns the code for an expression, of a parameter for its value, even if it may be None."""
+    if isinstance(node, ast.Attribute):
+        for event in expressions.events(node):
+            owner = event.parts[node.value].value if node.value in event.parts else None
+            if isinstance(event.value, nn.Parameter) and isinstance(owner, nn.Module):
+                return read(expressions, expressions.code(node.value), owner, node.attr)
+    return expressions.code(node)
+
+
 COLLECTIONS = (nn.ParameterList, nn.ParameterDict)
 
 

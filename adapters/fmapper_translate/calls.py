@@ -16,6 +16,7 @@ from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from fmapper.translation import expr, literal
+from fmapper_translate import _private
 from fmapper_translate.constructors import initial_values
 from fmapper_translate.constructors.given_modules import take_apart
 from fmapper_translate.functions import Function
@@ -23,11 +24,13 @@ from fmapper_translate.libraries import infrastructure as library
 from fmapper_translate.printing.folding import is_constant
 from fmapper_translate.recording import Recording
 from fmapper_translate.targets import distributions, layers
+from fmapper_translate.targets.constructions import make_partial
 from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions
     from fmapper_translate.files import File
+    from fmapper_translate.recording import Event
     from fmapper_translate.targets.layers import Layer
 
 # Functions that have the same arguments in JAX, in the same order -> what `dim` is called there.
@@ -212,6 +215,9 @@ def special(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr |
         if getattr(callee, "__func__", None) is nn.Module.children:
             parts = expr("named_children({0})", expressions.code(call.func.value))
             return expr("[part for _, part in {0}]", parts)
+        is_listing = getattr(callee, "__func__", None) is nn.Module.modules
+        if is_listing and not expressions.file.target.is_tree:
+            return expr("modules_in({0})", expressions.code(call.func.value))
         if is_placement(callee, call, expressions.values):
             return expressions.code(call.func.value)
     if callee is checkpoint:  # which saves memory
@@ -285,10 +291,9 @@ def entry(
     The file then has these.
 
     Raises:
-        NotTranscribed: The table is made when the model runs, or has arrays.
+        NotTranscribed: The table has arrays.
     """
-    if not expressions.static(node.value)[0] or not isinstance(node.value, ast.Name):
-        raise NotTranscribed("its table is made when the model runs")
+    assert isinstance(node.value, ast.Name)
 
     def code(kind: Any) -> ast.expr:
         if not isinstance(kind, nn.Module):
@@ -300,6 +305,40 @@ def entry(
     used = {key: code(item) for key, item in registry.items() if any(item is x for x in kinds)}
     expressions.file.tables[node.value.id] = ast.Dict([*map(literal, used)], [*used.values()])
     return ast.Subscript(node.value, expressions.code(node.slice), ast.Load())
+
+
+def partial(expressions: Expressions, node: ast.Call, event: Event | None) -> ast.expr | None:
+    """Returns the code for a `partial` of a layer's class or a function; None for another."""
+    code, file = expressions.code, expressions.file
+    part = event.parts.get(node.args[0]) if event is not None else None
+    kind = part.value if part is not None else expressions.static(node.args[0])[1]
+    layer = file.layers.layer_of(kind)
+    if layer is not None:
+        return make_partial(code, node, kind, layer)
+    given = [str(key.arg) for key in node.keywords]
+    if kind in (nn.functional.softmax, nn.functional.log_softmax) and given == ["dim"]:
+        func, function = code(node.func), code(node.args[0])
+        return expr("{0}({1}, axis={2})", func, function, code(node.keywords[0].value))
+    if kind in file.layers.activations and layers.IGNORED.issuperset(given):
+        return code(node.args[0])
+    return None
+
+
+def add_global(expressions: Expressions, name: str, value: Any) -> bool:
+    """Adds what a name of a module is, as a `partial` of a class; returns whether a file has it."""
+    if not isinstance(value, functools.partial) or not isinstance(value.func, type):
+        return expressions.file.add_global(expressions.function, name, value)
+    kind = value.func
+    first = expressions.reference(ast.Name(kind.__name__, ast.Load()), kind)
+    try:
+        args = [first, *map(literal, value.args)]
+        keywords = [ast.keyword(key, literal(item)) for key, item in value.keywords.items()]
+    except TypeError:
+        return False
+    call, layer = ast.Call(expr("partial"), args, keywords), expressions.file.layers.layer_of(kind)
+    made = call if layer is None else make_partial(lambda node: node, call, kind, layer)
+    expressions.file.tables[name] = made
+    return True
 
 
 def add_functions_of(file: File, cls: type) -> None:
@@ -336,6 +375,7 @@ WITH_COUNTERPARTS = (
 
 TEMPLATES: dict[Any, str] = {
     torch.is_tensor: "isinstance({0}, jax.Array)", torch.finfo: "jnp.finfo({0})",
+    **_private.FUNCTIONS_OF_TREES,
     torch.Size: "tuple({0})", torch.numel: "{0}.size", torch.autograd.Variable: "{0}",
 }  # fmt: skip
 

@@ -17,8 +17,9 @@ def stops_gradients(expressions: Expressions, node: ast.expr) -> bool:
 
 
 def is_precision(node: ast.expr) -> bool:
-    """Returns whether an expression is a context of `autocast`."""
-    return "autocast" in ast.unparse(node)
+    """Returns whether an expression is a context of `autocast`, or one that picks kernels."""
+    code = ast.unparse(node)
+    return "autocast" in code or "sdpa_kernel" in code or "sdp_kernel" in code
 
 
 def tensors_in(expressions: Expressions, body: list[ast.stmt]) -> Iterator[str]:

@@ -27,7 +27,7 @@ from fmapper_translate.printing.operands import arguments_of, size_of, tensors_o
 from fmapper_translate.recording import Event
 from fmapper_translate.sources.derivatives import class_applied
 from fmapper_translate.targets import layers
-from fmapper_translate.targets.constructions import make_activation, make_layer, make_partial
+from fmapper_translate.targets.constructions import make_activation, make_layer
 from fmapper_translate.walk import expressions as walk
 from fmapper_translate.walk.errors import NotTranscribed, Unnamed, Varied
 
@@ -97,9 +97,9 @@ class Expressions(walk.Expressions):
             return expr(memo.name)
         if isinstance(node.value, ast.Attribute) and node.value.attr in _TABLES:
             return expr("getattr({0}, {1})", *map(self.code, (node.value.value, node.slice)))
-        is_kind = isinstance(event.value, type | types.FunctionType)
-        is_module = isinstance(event.value, nn.Module) and self.static(node.value)[0]
-        if (is_kind or is_module) and not isinstance(node.value, ast.Attribute):
+        is_global = isinstance(node.value, ast.Name) and self.static(node.value)[0]
+        is_module = isinstance(event.value, nn.Module)
+        if is_global and (is_module or isinstance(event.value, type | types.FunctionType)):
             registry = event.parts.get(node.value)
             items = registry.value if registry is not None else None
             if isinstance(items, dict) and any(x is event.value for x in items.values()):
@@ -146,12 +146,16 @@ class Expressions(walk.Expressions):
             and value in self.file.layers.functions
         ):
             return expr(self.file.layers.functions[value])
+        applied = class_applied(value)
+        if applied is not None:  # of which the source has another name
+            calls.add_functions_of(self.file, applied)
+            return expr("{0}.apply", self.reference(node, applied))
         if self.file.add(value):
             if layers.is_library_module(value):
                 return expr(str(self.file.class_name(value)))
             function = self.file.recording.function_of(value)
-            return expr(value.__name__ if function is None else function.name)
-        if isinstance(node, ast.Name) and self.file.add_global(self.function, node.id, value):
+            return expr(self.file.marks.mark(value if function is None else function))
+        if isinstance(node, ast.Name) and calls.add_global(self, node.id, value):
             return node
         if isinstance(node, ast.Attribute):
             known, base = self.static(node.value)
@@ -287,14 +291,9 @@ class Expressions(walk.Expressions):
         if callee is nn.Buffer:
             return choices.buffer(self, node)
         if isinstance(callee, type) and issubclass(callee, functools.partial):
-            part = event.parts.get(node.args[0]) if event is not None else None
-            kind = part.value if part is not None else self.static(node.args[0])[1]
-            layer = self.file.layers.layer_of(kind)
-            if layer is not None:
-                return make_partial(self.code, node, kind, layer)
-            given = [str(key.arg) for key in node.keywords]
-            if kind in self.file.layers.activations and layers.IGNORED.issuperset(given):
-                return self.code(node.args[0])
+            made = calls.partial(self, node, event)
+            if made is not None:
+                return made
         function = self.file.recording.function_of(callee)
         if function is None and not isinstance(callee, type):  # an object that is called
             function = self.file.recording.function_of(
@@ -326,7 +325,9 @@ class Expressions(walk.Expressions):
         if isinstance(node.func, ast.Attribute) and self.file.layers.is_forward(callee):
             return self.plain_call(node, expr("{0}.__call__", self.code(node.func.value)), [])
         if (getattr(callee, "__module__", None) or "").startswith("einops."):
-            return self.plain_call(node, self.code(node.func))
+            return self.plain_call(
+                node, self.code(node.func), [], functools.partial(arrays.value_of, self)
+            )
         if callee in calls.WITH_COUNTERPARTS or calls.is_composed(self, node, callee):
             return self.plain_call(node, self.code(node.func))
         if callee is nn.functional.interpolate:
@@ -364,7 +365,7 @@ class Expressions(walk.Expressions):
     def _call_with(self, node: ast.Call, function: Function, first: ast.expr) -> ast.Call:
         """Returns the call of a function with a module in front of the arguments."""
         self.file.add_function(function)
-        made = self.plain_call(node, expr(function.name))
+        made = self.plain_call(node, expr(self.file.marks.mark(function)))
         return ast.Call(made.func, [self.code(first), *made.args], made.keywords)
 
     def _left_out(self, node: ast.Call) -> set[ast.AST]:
@@ -388,8 +389,8 @@ class Expressions(walk.Expressions):
         return super().is_left_out(node)
 
     def has_no_counterpart(self, value: Any) -> bool:
-        """Returns whether something is a device."""
-        return isinstance(value, torch.device)
+        """Returns whether something is a device, or the version of a library."""
+        return isinstance(value, torch.device) or type(value).__module__ == "packaging.version"
 
     def _call_module(self, node: ast.Call, module: nn.Module) -> ast.expr:
         kind = type(module)
@@ -496,4 +497,4 @@ class Expressions(walk.Expressions):
         return target.draw() if draws else target.key(self.file, self.function)
 
 
-_OVER_ELEMENTS = (zip, enumerate, list, tuple, reversed, sum)  # of arrays, too
+_OVER_ELEMENTS = (zip, enumerate, list, tuple, reversed, sum, map)  # of arrays, too

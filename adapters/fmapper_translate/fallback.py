@@ -126,8 +126,11 @@ class _Body:
             if function is None:
                 raise NotTranscribed(f"{ast.unparse(event.node.func)} has no counterpart")
             self._file.add_function(function)
-            is_method = inspect.ismethod(callee)
-            func = expr(f"self.{function.name}" if is_method else function.name)
+            func = expr(self._file.marks.mark(function))
+            if inspect.ismethod(callee):
+                is_own = getattr(type(owner), function.name, None) is callee.__func__
+                name = "__call__" if function.name == self._file.called else function.name
+                func = expr(f"{'self' if is_own else 'super()'}.{name}")
         args = [self._value(event.parts[arg].value) for arg in event.node.args]
         keywords = [
             ast.keyword(key.arg, self._value(event.parts[key.value].value))

@@ -393,7 +393,7 @@ class File(walk.File):
             return self.counterpart(base) or ""
         if self._is_hollow(base):
             return ", ".join(filter(None, map(self._base, base.__bases__)))
-        return "" if base is object else base.__name__
+        return "" if base is object else self.marks.mark(base)
 
     def _is_hollow(self, cls: type) -> bool:
         """Returns whether a file needs nothing of a class of a library's model but its bases."""

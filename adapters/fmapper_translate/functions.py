@@ -26,6 +26,7 @@ _LIBRARIES = (
     "jaxtyping",
     "optax",
     "einops",
+    "packaging",
     "numpy",
     "scipy",
     "huggingface_hub",
@@ -186,10 +187,12 @@ def functions_that_run(
             is_function = isinstance(value, types.FunctionType)
             if is_function and is_of_model(value.__code__.co_filename):
                 spaces.setdefault(id(value.__globals__), value.__globals__)
-    seen = 0
+    seen, files = 0, {code.co_filename for code in codes}
     while seen < len(spaces):  # the modules of these functions, and those that their names are from
         space = list(spaces.values())[seen]
         for value in list(space.values()):
+            if isinstance(value, types.ModuleType) and getattr(value, "__file__", "") in files:
+                spaces.setdefault(id(vars(value)), vars(value))
             for cls in value.__mro__ if isinstance(value, type) else ():
                 look(vars(cls).values(), cls)
         look(list(space.values()), None)

@@ -130,12 +130,14 @@ class Recording:
         has_drawn: Whether the present call of the model has drawn random numbers.
         events: The evaluations of each expression; those of one value whose parts are the same, as
             in loops over numbers, once.
+        names: The classes and functions of the file -> their names there.
         spare: The same for sides of conditions that were evaluated for their code alone.
     """
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.functions: list[Function] = []
+        self.names: dict[Any, str] = {}
         self.events: dict[ast.AST, list[Event]] = defaultdict(list)
         self.spare: dict[ast.AST, list[Event]] = defaultdict(list)
         self._is_spare = False
@@ -212,9 +214,26 @@ class Recording:
             }
             activation = Activation(self._codes[code], given)
             self._frames[frame] = activation
-            if code.co_name == activation.function.name and not self._is_spare:
+            outer = self._outer(frame)
+            if outer is not None:
+                activation.log = self._activation(outer).log
+            elif code.co_name == activation.function.name and not self._is_spare:
                 self.activations.append(activation)
         return activation
+
+    def _outer(self, frame: types.FrameType) -> types.FrameType | None:
+        """Returns the call of the function in which a lambda, comprehension or the like runs.
+
+        None for a frame of the function itself, and where that has returned.
+        """
+        function, outer = self._codes[frame.f_code], frame.f_back
+        if frame.f_code.co_name == function.name:
+            return None
+        while outer is not None:
+            if self._codes.get(outer.f_code) is function:
+                return self._outer(outer) or outer
+            outer = outer.f_back
+        return None
 
     def _value(self, number: int, value: Any) -> Any:
         frame = sys._getframe(1)
@@ -297,6 +316,10 @@ class Recording:
 
     def _note_maker(self, frame: types.FrameType | None) -> None:
         while frame is not None:
+            if frame.f_code in self._codes:
+                self._codes[frame.f_code].makes_modules = True
+                # Who calls a lambda gives it no random numbers: it has those of its function.
+                frame = self._outer(frame) or frame
             if frame.f_code in self._codes:
                 self._codes[frame.f_code].makes_modules = True
             frame = frame.f_back

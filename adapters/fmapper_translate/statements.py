@@ -247,14 +247,16 @@ class Statements(walk.Statements):
         ]
         is_buffer = isinstance(code, ast.Call) and text(code.func) in ("Buffer", "Constant")
         if any(is_tensor) and self._is_constructor and not is_buffer:
-            return self._file.target.array("constant", code)
+            made = self._file.target.array("constant", code)
+            is_later = buffers.is_setting_before(self.expressions, target)
+            return expr(self._file.target.new_part, made) if is_later else made
         if any(isinstance(item, np.ndarray) for item in values):
             return expr("nested_tuple({0})", code)
         modules = [x for x in values if isinstance(x, nn.Module)]
         activations = self._file.layers.activations  # functions, in a file
         modules = [x for x in modules if type(x) not in activations]
         arrays_given = [x for x in values if isinstance(x, nn.Parameter)]
-        if (modules or arrays_given) and buffers.is_setting_before(self._function, target):
+        if (modules or arrays_given) and buffers.is_setting_before(self.expressions, target):
             return expr(self._file.target.new_part, code)
         owners = [vars(x) for x in self.expressions.values(target.value) if hasattr(x, "__dict__")]
         lists = [*values, *(owner.get(target.attr) for owner in owners)]  # which grow later

@@ -653,7 +653,7 @@ def test_functions_draw_from_the_random_numbers_of_their_callers():
     assert "def dropped(x, rate, training, *, rngs):" in made.code
     assert "0.5, not self.deterministic, rngs=self.rngs)" in made.code
     assert "self.inner = Named()" in made.code
-    assert "(padding[0], padding[1])" in made.code
+    assert "return pad(x, padding)" in made.code
     twin = space["Various"]("WIDE", rngs=nnx.Rngs(0))
     assert not isinstance(twin.table.embedding, nnx.Param)
     assert 0 < float((twin(jnp.asarray(ids.numpy())) == 0).mean()) < 1

@@ -200,19 +200,19 @@ def test_what_a_call_changes_says_nothing_of_arguments():
 
 
 class Doubled(nn.Module):
-    def __init__(self, shift=1.0):
-        shift = 2 * shift
+    def __init__(self, options):
+        options["shift"] *= 2
         super().__init__()
         self.layer = nn.Linear(4, 4)
-        self.change = lambda x: x + shift
+        self.shift = options["shift"]
 
     def forward(self, x):
-        return self.change(self.layer(x))
+        return self.layer(x) + self.shift
 
 
 def test_noted_arguments_that_make_another_model_are_refused():
     with note_arguments():
-        model = Doubled(3.0)
+        model = Doubled({"shift": 3.0})
     with pytest.raises(NotTranscribed, match="gives something else"):
         transcribe(model, (X,))
 

@@ -13,7 +13,6 @@ from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
     from fmapper_translate.expressions import Expressions
-    from fmapper_translate.functions import Function
     from fmapper_translate.statements import Statements
 
 
@@ -60,12 +59,13 @@ def is_buffer(expressions: Expressions, base: ast.expr, name: str) -> bool:
     )
 
 
-def is_setting_before(function: Function, target: ast.expr) -> bool:
+def is_setting_before(expressions: Expressions, target: ast.expr) -> bool:
     """Returns whether an attribute is a setting until it is given a module or an array."""
     return any(
         ast.unparse(item) == ast.unparse(target)
-        for node in function.nodes
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-        and isinstance(node.value, ast.Constant | ast.List)
+        for node in expressions.function.nodes
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        if isinstance(node.value, ast.Constant | ast.List)
+        or any(value is None for value in expressions.values(node.value))
         for item in (node.targets if isinstance(node, ast.Assign) else [node.target])
     )

@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from fmapper.translation import expr, text
 from fmapper_translate import arrays
 from fmapper_translate.libraries import infrastructure as library
+from fmapper_translate.targets.constructions import names_of
 from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def initialize(expressions: Expressions, call: ast.Call) -> str:
         NotTranscribed: The distribution or the array has no counterpart.
     """
     callee = expressions.callee(call)
-    names = {str(key.arg): key.value for key in call.keywords}
+    names = names_of(call)
     given = inspect.signature(callee).bind(*call.args, **names)
     given.apply_defaults()
     target, *rest = given.arguments.items()
@@ -57,7 +58,7 @@ def draw(expressions: Expressions, call: ast.Call) -> ast.expr:
         NotTranscribed: It gives values to an array of a module, or has no counterpart.
     """
     callee = expressions.callee(call)
-    names = {str(key.arg): key.value for key in call.keywords}
+    names = names_of(call)
     given = inspect.signature(callee).bind(*call.args, **names)
     given.apply_defaults()
     (_, target), *rest = given.arguments.items()
@@ -91,7 +92,7 @@ def draw_by_method(expressions: Expressions, call: ast.Call, func: ast.Attribute
 def _codes_of(expressions: Expressions, call: ast.Call, func: ast.Attribute) -> Code:
     """Returns the parameters of a method in `METHODS` -> their code."""
     parameters = METHODS[func.attr]
-    names = {str(key.arg): key.value for key in call.keywords}
+    names = names_of(call)
     named = dict(zip(parameters, call.args, strict=False)) | names
     return {
         name: expressions.code(named[name]) if name in named else expr(repr(default))

@@ -26,24 +26,23 @@ def arguments_of(model: nn.Module) -> tuple[Sequence[Any], Mapping[str, Any]] | 
 def note_arguments() -> Iterator[None]:
     """Notes what constructors of modules are given within the block.
 
-    `nn.Module.__init__`, which they call first, reads it from their frames.
+    A profile function reads it from their frames when they begin, before they change any of it.
     """
-    original = nn.Module.__init__
 
-    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        made_by = getattr(type(self).__init__, "__code__", None)
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_name == "__init__":
-            if frame.f_code is made_by:
-                _noted[self] = _arguments_in(frame)
-            frame = frame.f_back
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "__init__":
+            made = frame.f_locals.get(frame.f_code.co_varnames[0])
+            kind: Any = type(made)
+            makes = inspect.unwrap(kind.__init__)  # of a decorator
+            if isinstance(made, nn.Module) and getattr(makes, "__code__", None) is frame.f_code:
+                _noted[made] = _arguments_in(frame)
 
-    nn.Module.__init__ = init  # type: ignore[method-assign]
+    before = sys.getprofile()
+    sys.setprofile(watch)
     try:
         yield
     finally:
-        nn.Module.__init__ = original  # type: ignore[method-assign]
+        sys.setprofile(before)
 
 
 def _arguments_in(frame: FrameType) -> tuple[Sequence[Any], Mapping[str, Any]]:

@@ -149,6 +149,14 @@ def named_children(module):
     return [(name, part) for name, part in parts.items() if not getattr(part, "is_plain", False)]
 
 
+def modules_in(module):
+    """Returns a module and all in it, each before its parts, in the order of the source."""
+    found = {id(module): module}
+    for _, part in named_children(module):
+        found |= {id(inner): inner for inner in modules_in(part) if id(inner) not in found}
+    return list(found.values())
+
+
 def freeze(part):
     """Has a parameter, or those of a module, not be trained."""
     arrays = [part] if isinstance(part, nnx.Variable) else [x for _, x in named_parameters(part)]

@@ -84,7 +84,7 @@ def _choice(expressions: Expressions, node: ast.Call, value: Any) -> ast.expr | 
         if function is None:
             raise Unnamed(f"{ast.unparse(node.func)} has no counterpart")
         file.add_function(function)
-        return expr(function.name)
+        return expr(file.marks.mark(function))
     if isinstance(value, nn.Module) and file.add(type(value)):
         more = [file.target.source()] * file.takes_rngs(type(value))
         config = _config_of(expressions, node.args[0], value)

@@ -65,7 +65,7 @@ def make_activation(
 ) -> ast.expr:
     """Returns the code for a function that stands for a layer without arrays."""
     name, names, defaults = activation
-    by_name = {str(key.arg): key.value for key in call.keywords}
+    by_name = names_of(call)
     given = layers.signature_of(kind).bind_partial(None, *call.args, **by_name).arguments
     keywords = {key: expr(default) for key, default in defaults.items()}
     for theirs, ours in names.items():
@@ -77,6 +77,17 @@ def make_activation(
         return expr(name)
     name = layers.WITH_ARGUMENTS.get(kind, name)
     return expr(f"partial({name}, {', '.join(f'{key}={text(v)}' for key, v in keywords.items())})")
+
+
+def names_of(call: ast.Call) -> dict[str, ast.expr]:
+    """Returns the arguments of a call by keyword.
+
+    Raises:
+        NotTranscribed: Some are in a dict.
+    """
+    if any(key.arg is None for key in call.keywords):
+        raise NotTranscribed(f"options of {ast.unparse(call.func)} are in a dict")
+    return {str(key.arg): key.value for key in call.keywords}
 
 
 def _call(func: ast.expr, args: list[ast.expr], keywords: dict[str | None, ast.expr]) -> ast.Call:
@@ -98,6 +109,8 @@ def _arguments(
             if arg is not None and name not in layers.IGNORED
         ]  # fmt: skip
         return [*map(code, kept)], {name: code(value) for name, value in by_name.items()}
+    if None in by_name:
+        raise NotTranscribed(f"options of {kind.__name__} are in a dict")
     named = {str(name): value for name, value in by_name.items()}
     bound = layers.signature_of(kind).bind_partial(None, *args, **named).arguments
     positional: list[ast.expr] = []

@@ -76,10 +76,14 @@ def split(x, sizes, axis=0):
     return jnp.split(x, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)], axis)
 
 
-def pad(x, sizes):
-    """Puts zeros around the last dimensions: before and behind the last one, the one before it."""
+def pad(x, sizes, value=0):
+    """Puts a value around the last dimensions: before and behind the last one, the one before it.
+
+    Takes them away for a size below zero.
+    """
     ends = [(sizes[i], sizes[i + 1]) for i in range(len(sizes) - 2, -1, -2)]
-    return jnp.pad(x, [(0, 0)] * (x.ndim - len(ends)) + ends)
+    widths = [(0, 0, 0)] * (x.ndim - len(ends)) + [(before, after, 0) for before, after in ends]
+    return jax.lax.pad(x, jnp.array(value, x.dtype), widths)
 
 
 def chunk(x, count, axis=0):

@@ -153,6 +153,12 @@ def _cat(p: Printing, arrays: Any, dim: int = 0) -> Any:
     return expr(f"jnp.{name}({{0}}, axis={{1}})", listed, dim)
 
 
+@_idiom("einsum")
+def _einsum(p: Printing, equation: Any, operands: Any, **_: Any) -> Any:
+    is_list = isinstance(operands, ast.Starred)  # of which the dtypes are equal, in PyTorch
+    return expr("jnp.einsum({0}, *{1})", equation, operands.value) if is_list else None
+
+
 @_idiom("broadcast_tensors")
 def _broadcast(p: Printing, arrays: Any) -> Any:
     listed = list(arrays)
@@ -165,13 +171,15 @@ def _broadcast(p: Printing, arrays: Any) -> Any:
 def _pad(p: Printing, x: Value, sizes: Any, *rest: Any) -> Any:
     made = [item.value for item in sizes if isinstance(item, ast.Subscript)]
     is_one = len(made) == len(sizes) and len({*map(text, made)}) == 1
-    if not is_one or isinstance(made[0], ast.Name | ast.Attribute):
-        return None
+    has_parts = any(isinstance(item, ast.Starred) for item in sizes)  # of any number
     mode = rest[0] if rest and isinstance(rest[0], str) else "constant"
-    numbers = [item for item in rest if not isinstance(item, str) and item is not None]
-    if mode != "constant" or numbers not in ([], [0], [0.0]):
+    if not (is_one or has_parts) or mode != "constant":
         return None
-    return expr("pad({0}, {1})", x, made[0])
+    whole = made[0] if is_one else ast.Tuple([*map(literal, sizes)], ast.Load())
+    numbers = [item for item in rest if not isinstance(item, str) and item is not None]
+    if numbers in ([], [0], [0.0]):
+        return expr("pad({0}, {1})", x, whole)
+    return expr("pad({0}, {1}, {2})", x, whole, numbers[0])
 
 
 @_idiom("hstack", "vstack", "dstack", "column_stack")

@@ -88,6 +88,7 @@ def functions(module: str) -> dict[Any, str]:
         "relu": "relu", "relu6": "relu6", "silu": "silu", "softplus": "softplus", "elu": "elu",
         "selu": "selu", "leaky_relu": "leaky_relu", "sigmoid": "sigmoid",
         "hardswish": "hard_swish", "hardsigmoid": "hard_sigmoid", "logsigmoid": "log_sigmoid",
+        "softmax": "softmax", "log_softmax": "log_softmax",
     }  # fmt: skip
     named = {getattr(nn.functional, name): f"{module}.{ours}" for name, ours in names.items()}
     return named | {

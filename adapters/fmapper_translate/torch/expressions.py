@@ -100,9 +100,9 @@ class Expressions(walk.Expressions):
         function = self.file.recording.function_of(value) if callable(value) else None
         if function is not None:
             self.file.add_function(function)
-            return node if isinstance(node, ast.Name) else expr(function.name)
+            return node if isinstance(node, ast.Name) else expr(self.file.marks.mark(function))
         if self.file.add(value):
-            return node if isinstance(node, ast.Name) else expr(value.__name__)
+            return node if isinstance(node, ast.Name) else expr(self.file.marks.mark(value))
         if isinstance(node, ast.Name) and isinstance(value, dict | list | tuple):
             self.file.add_constant(node.id, self._container(value))
             return node

@@ -100,7 +100,7 @@ class File(walk.File):
         name = self.class_name(base)
         if name is None and tables.is_library_module(base):
             raise NotTranscribed(f"{base.__name__} is not in the table of layers")
-        return name or ("" if base is object else base.__name__)
+        return name or ("" if base is object else self.marks.mark(base))
 
     def _is_own(self, cls: type) -> bool:
         return super()._is_own(cls) and not issubclass(cls, nnx.Variable)

@@ -3,5 +3,6 @@
 expressions  code for the expressions of a function
 statements   code for its statements
 files        a file: classes and functions
+names        definitions of one name in several modules
 errors       errors of a walk
 """

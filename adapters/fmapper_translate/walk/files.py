@@ -28,6 +28,7 @@ from fmapper_translate.printing.comments import quote
 from fmapper_translate.recording import Recording
 from fmapper_translate.walk.definitions import PLAIN, in_defaults, is_whole, names_in
 from fmapper_translate.walk.errors import NotTranscribed
+from fmapper_translate.walk.names import Marks, place_of, with_own_names
 from fmapper_translate.walk.statements import Statements
 
 
@@ -62,6 +63,7 @@ class File(ABC):
         self._constants: dict[str, str] = {}
         self._imports: dict[str, str] = {}
         self._example = ""
+        self.marks = Marks(recording.functions)
         self.omissions = Omissions(recording)
         self.configs = Configs(self.value)
         names = {item.owner.__name__ if item.owner else item.name for item in recording.functions}
@@ -155,6 +157,16 @@ class File(ABC):
             return name in self._imports
         if getattr(builtins, name, self) is value:
             return True
+        if self._import(name, value):
+            return True
+        try:
+            code = text(literal(value))
+        except TypeError:
+            return False
+        return self._constants.setdefault(name, code) == code  # or another module's
+
+    def _import(self, name: str, value: Any) -> bool:
+        """Imports a class or function that a file may import; returns whether it is one."""
         module = getattr(value, "__module__", None)
         if isinstance(module, str) and is_standard(module):
             own, top = getattr(value, "__name__", name), module.partition(".")[0]
@@ -163,11 +175,7 @@ class File(ABC):
                 if getattr(sys.modules[place], own, None) is value:
                     self._imports[name] = f"from {place} import {own}{alias}"
                     return True
-        try:
-            self._constants[name] = text(literal(value))
-        except TypeError:
-            return False
-        return True
+        return False
 
     def _add_module(self, name: str, module: types.ModuleType) -> None:
         if is_standard(module.__name__):
@@ -217,7 +225,7 @@ class File(ABC):
         settings = None if isinstance(value, type) else self._settings(value)
         if settings is not None:
             self.add(type(value))
-            return self._keywords(type(value).__name__, settings)
+            return self._keywords(self.marks.mark(type(value)), settings)
         if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
             return expr(f"np.array({{0}}, np.{value.dtype.name})", self.value(value.tolist()))
         kept = getattr(value, "__dict__", {})
@@ -239,7 +247,7 @@ class File(ABC):
             name = self.class_name(value)
             if name is None and not self.add(value):
                 raise NotTranscribed(f"{value.__name__} has no counterpart")
-            return expr(name or value.__name__)
+            return expr(name or self.marks.mark(value))
         try:
             return literal(value)
         except TypeError as error:
@@ -303,13 +311,14 @@ class File(ABC):
         for _ in range(2):  # arguments add classes, and classes fields of these
             self._example = text(self.call(type(self.model), args, kwargs))
             code = self.print(title)
-        return code, text(self.call(type(self.model), args, kwargs))
+        example = text(self.call(type(self.model), args, kwargs))
+        return code, self.marks.resolve(example, self.recording.names)
 
     def call(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ast.expr:
         """Returns the call of the constructor of a class of the model."""
         given = [self.value(value) for value in args]
         keywords = [ast.keyword(name, self.value(value)) for name, value in kwargs.items()]
-        return ast.Call(expr(cls.__name__), given, [*keywords, *self._more_arguments(cls)])
+        return ast.Call(expr(self.marks.mark(cls)), given, [*keywords, *self._more_arguments(cls)])
 
     def _more_arguments(self, cls: type) -> list[ast.keyword]:
         """Returns keywords of a class that the source does not have."""
@@ -336,6 +345,7 @@ class File(ABC):
                 function: "\n".join(self._statements(function).lines()) for function in functions
             }
         constants = [f"{name} = {code}" for name, code in self._constants.items()]
+        done, self.recording.names = with_own_names(done, type(self.model), self.marks)
         return self._assemble(title, constants, self._in_order(done))
 
     def _size(self) -> int:
@@ -354,9 +364,9 @@ class File(ABC):
                     visit(other)
                 ordered[item] = printed[item]
 
-        for item in sorted(printed, key=_place):
+        for item in sorted(printed, key=place_of):
             visit(item)
-        return list(ordered.values())
+        return list(dict.fromkeys(ordered.values()))
 
     def _print_class(self, cls: type) -> str:
         tree = definition_of(cls)
@@ -412,11 +422,10 @@ class File(ABC):
 
     def _print_plain_class(self, cls: type, tree: ast.ClassDef) -> str:
         for name, value in names_in(cls):
-            module = getattr(value, "__module__", None)
             if isinstance(value, types.ModuleType):
                 self._add_module(name, value)
-            elif isinstance(module, str) and is_standard(module):
-                self._imports[name] = f"from {module} import {name}"
+            elif self._import(name, value):
+                continue
             elif isinstance(value, PLAIN):
                 self._constants[name] = text(literal(value))
             else:
@@ -487,10 +496,3 @@ def name_of(node: ast.stmt) -> str:
         case ast.Assign([ast.Name(name)]) | ast.AnnAssign(ast.Name(name), value=ast.expr()):
             return name
     return ""
-
-
-def _place(one: type | Function) -> tuple[str, int]:
-    """Returns where something is in the source."""
-    if isinstance(one, Function):
-        return one.module, one.target.__code__.co_firstlineno
-    return one.__module__, source_of_class(one)[1]

@@ -62,11 +62,19 @@ class Watch:
         self._keep = keep
         self._callers: dict[Function, set[Function]] = defaultdict(set)
         self._stack: list[Function] = []
+        self._first: dict[Function, Function] = {}  # of those that are one in the file
+        watched: dict[tuple[str, str], Function] = {}
         for function in recording.functions:
-            name = new_names.get(function.name, function.name) if function.owner else function.name
-            place = space if function.owner is None else space.get(function.owner.__name__)
+            owner, names = function.owner, recording.names
+            if (owner or function) not in names:
+                continue
+            name = names[function] if owner is None else function.name
+            key = names[owner] if owner else "", new_names.get(name, name) if owner else name
+            self._first[function] = watched.setdefault(key, function)
+        for (of, name), function in watched.items():
+            place = space.get(of)
             known = vars(place).get(name) if isinstance(place, type) else space.get(name)
-            if function.owner is None and inspect.isfunction(known):
+            if not of and inspect.isfunction(known):
                 space[name] = self._watch(function, known)
             elif isinstance(place, type) and inspect.isfunction(known) and name != "__init__":
                 setattr(place, name, self._watch(function, known))
@@ -115,7 +123,8 @@ class Watch:
         """
         recorded: dict[Function, list[Activation]] = defaultdict(list)
         for activation in self._recording.activations[self._recording.made :]:
-            recorded[activation.function].append(activation)
+            if activation.function in self._first:
+                recorded[self._first[activation.function]].append(activation)
         called = {item for functions in self._callers.values() for item in functions}
         wrong = set()
         for function, results in self.results.items():
