@@ -307,6 +307,9 @@ def entry(
     return ast.Subscript(node.value, expressions.code(node.slice), ast.Load())
 
 
+_ALONG_ONE = (nn.functional.softmax, nn.functional.log_softmax, torch.cat, torch.stack)
+
+
 def partial(expressions: Expressions, node: ast.Call, event: Event | None) -> ast.expr | None:
     """Returns the code for a `partial` of a layer's class or a function; None for another."""
     code, file = expressions.code, expressions.file
@@ -316,7 +319,7 @@ def partial(expressions: Expressions, node: ast.Call, event: Event | None) -> as
     if layer is not None:
         return make_partial(code, node, kind, layer)
     given = [str(key.arg) for key in node.keywords]
-    if kind in (nn.functional.softmax, nn.functional.log_softmax) and given == ["dim"]:
+    if kind in _ALONG_ONE and given == ["dim"]:
         func, function = code(node.func), code(node.args[0])
         return expr("{0}({1}, axis={2})", func, function, code(node.keywords[0].value))
     if kind in file.layers.activations and layers.IGNORED.issuperset(given):

@@ -235,6 +235,8 @@ class Statements(walk.Statements):
         made = super()._target(target)
         if isinstance(target, ast.Attribute):
             owners = self.expressions.values(target.value)
+            for layer in filter(None, map(self._file.layers.base_of, map(type, owners))):
+                made.attr = layer.attributes.get(target.attr, target.attr)
             if any(self._file.slots.has(owner, target.attr) for owner in owners):
                 return ast.Attribute(made, "value", ast.Store())
         return made

@@ -215,6 +215,29 @@ def test_functions_classes_and_settings_that_are_given_are_called(monkeypatch):
     assert "jax.tree.flatten(" in code
 
 
+class Strided(nn.Conv2d):
+    def __init__(self, channels, stride):
+        super().__init__(channels, channels, 3, stride)
+        self.stride = self.stride if stride > 1 else [1] * 2
+        down, right = self.stride
+        self.sizes = (0, right - 1, 0, down - 1)
+
+    def forward(self, x):
+        y, z = map(functools.partial(torch.cat, dim=1), ((x, -x), (x, x)))
+        x = F.pad((y * z)[:, : x.shape[1]], self.sizes)
+        return F.conv2d(x, self.weight, self.bias, self.stride)
+
+
+@pytest.mark.nightly
+def test_settings_that_a_layer_of_the_source_changes_are_those_of_its_base():
+    torch.manual_seed(0)
+    code = assert_same(Strided(2, 2), torch.randn(2, 2, 8, 8), arguments=((2, 2), {}))
+    assert "self.strides = self.strides if stride > 1 else [1] * 2" in code
+    assert "map(partial(jnp.concatenate, axis=1), ((x, -x), (x, x)))" in code.replace(
+        "functools.", ""
+    )
+
+
 class Around(nn.Module):
     def __init__(self, dim):
         super().__init__()

@@ -96,6 +96,7 @@ def functions(module: str) -> dict[Any, str]:
         torch.selu: f"{module}.selu", nn.functional.mish: "jax.nn.mish",
         nn.functional.gelu: f"partial({module}.gelu, approximate=False)",
         nn.functional.tanh: "jnp.tanh", torch.tanh: "jnp.tanh", torch.sin: "jnp.sin",
+        torch.cat: "jnp.concatenate", torch.stack: "jnp.stack",
         torch.cos: "jnp.cos", torch.exp: "jnp.exp", torch.abs: "jnp.abs",
         torch.square: "jnp.square", nn.functional.interpolate: "interpolate",
         nn.Transformer.generate_square_subsequent_mask: "square_subsequent_mask",
