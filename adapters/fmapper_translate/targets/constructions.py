@@ -65,7 +65,7 @@ def make_activation(
 ) -> ast.expr:
     """Returns the code for a function that stands for a layer without arrays."""
     name, names, defaults = activation
-    by_name = names_of(call)
+    by_name = names_of(call) if names else {}
     given = layers.signature_of(kind).bind_partial(None, *call.args, **by_name).arguments
     keywords = {key: expr(default) for key, default in defaults.items()}
     for theirs, ours in names.items():
