@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten  # noqa: E402
 from fmapper.translation.source import note_arguments  # noqa: E402
 from fmapper_translate import transcribe  # noqa: E402
 from fmapper_translate.constructors.notes import arguments_of  # noqa: E402
+from fmapper_translate.walk.names import Marks, with_own_names  # noqa: E402
 
 repeat = None  # of einops, where it is installed
 
@@ -100,6 +101,7 @@ def package(tmp_path, monkeypatch):
         folder.mkdir()
         for name, code in {"__init__": "", **codes}.items():
             (folder / f"{name}.py").write_text(code)
+        importlib.invalidate_caches()
         return importlib.import_module("package_of_two.net")
 
     monkeypatch.syspath_prepend(tmp_path)
@@ -134,6 +136,25 @@ def test_constants_of_one_name_and_several_values_are_numbers(package):
     code = assert_same(net, torch.randn(2, 4), arguments=((4,), {}))
     assert "SIZE * act(" in code
     assert "3.0 * second_act(" in code
+
+
+def test_definitions_are_the_same_if_all_that_they_name_is(package):
+    part, same = "class Part:\n    size = {}", "class Same:\n    size = 3"
+    whole = "class Whole:\n    part = Part, Same"
+    codes = {
+        name: "\n".join((part.format(size), same, whole)) for name, size in (("a", 1), ("b", 2))
+    }
+    package(**codes, net="from package_of_two import a, b")
+    a, b = sys.modules["package_of_two.a"], sys.modules["package_of_two.b"]
+    printed = {a.Part: part.format(1), b.Part: part.format(2)} | {
+        item: code for m in (a, b) for item, code in ((m.Same, same), (m.Whole, whole))
+    }
+    made, names = with_own_names(printed, b.Whole, Marks([]))
+    assert (names[a.Part], names[b.Part]) == ("Part", "BPart")
+    assert names[a.Same] == names[b.Same] == "Same"
+    assert (names[a.Whole], names[b.Whole]) == ("AWhole", "Whole")
+    assert made[a.Whole] == "class AWhole:\n    part = Part, Same"
+    assert made[b.Whole] == "class Whole:\n    part = BPart, Same"
 
 
 # --- functions and classes that are given ---------------------------------------------------------

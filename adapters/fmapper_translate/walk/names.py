@@ -92,7 +92,7 @@ def with_own_names(
     while count < (count := len({*kinds.values()})):
         numbers = {kind: at for at, kind in enumerate(dict.fromkeys(kinds.values()))}
         kinds = {
-            item: (numbers[kind], *(numbers[kinds[x[0]]] for _, x in places[item]))
+            item: (numbers[kind], *(numbers.get(kinds.get(x[0])) for _, x in places[item]))
             for item, kind in kinds.items()
         }
     names = {item: name_of(item) for item in ordered}
@@ -106,10 +106,11 @@ def with_own_names(
     for item, found in places.items():
         lines = printed[item].splitlines()
         for token, meant in reversed(found):
-            if len({kinds[x] for x in meant}) != 1:
+            if len({kinds.get(x) for x in meant}) != 1:
                 raise NotTranscribed(f"{token.string} is the name of several definitions")
             (row, start), (_, end) = token.start, token.end
-            lines[row - 1] = lines[row - 1][:start] + names[meant[0]] + lines[row - 1][end:]
+            new = names.get(meant[0], name_of(meant[0]))  # of what the file does without
+            lines[row - 1] = lines[row - 1][:start] + new + lines[row - 1][end:]
         made[item] = "\n".join(lines)
     return made, names
 
@@ -129,6 +130,8 @@ def _places(
     code: str, item: Item, several: Mapping[str, list[Item]], marks: Marks
 ) -> Iterator[tuple[tokenize.TokenInfo, list[Item]]]:
     """Yields where code has one of these names, and the definitions that it may stand for."""
+    if not several and _MARK not in code:
+        return
     tokens = tokenize.generate_tokens(io.StringIO(code).readline)
     padded = itertools.chain([None], tokens, [None])
     for before, token, after in _triples(padded):
