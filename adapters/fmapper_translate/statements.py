@@ -233,7 +233,7 @@ class Statements(walk.Statements):
             case ast.Attribute(base, name) if self._is_self(base) and self._function.owner:
                 self._file.attributes[self._function.owner].setdefault(name)
         made = super()._target(target)
-        if isinstance(target, ast.Attribute):
+        if isinstance(target, ast.Attribute) and isinstance(made, ast.Attribute):
             owners = self.expressions.values(target.value)
             for layer in filter(None, map(self._file.layers.base_of, map(type, owners))):
                 made.attr = layer.attributes.get(target.attr, target.attr)
