@@ -351,13 +351,18 @@ def add_functions_of(file: File, cls: type) -> None:
             file.add_function(function)
 
 
-def without_ignored(expressions: Expressions, call: ast.Call) -> ast.Call:
-    """Returns the call of a layer's class without `**options` that layers of a file do not have."""
+def without_ignored(expressions: Expressions, call: ast.Call, *, is_layer: bool) -> ast.Call:
+    """Returns the call of a class without `**options` that layers of a file do not have.
+
+    Those of a class of the source, which may have others another time, are kept if they are empty.
+    """
+    options = {key: expressions.values(key.value) for key in call.keywords if key.arg is None}
     kept = [
         key
         for key in call.keywords
-        if key.arg is not None
-        or not all(layers.IGNORED.issuperset(x) for x in expressions.values(key.value))
+        if key not in options
+        or not all(map(layers.IGNORED.issuperset, options[key]))
+        or not (is_layer or any(options[key]))
     ]
     return call if len(kept) == len(call.keywords) else ast.Call(call.func, call.args, kept)
 

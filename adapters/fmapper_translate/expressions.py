@@ -411,7 +411,7 @@ class Expressions(walk.Expressions):
         if kind is nn.Parameter:
             return arrays.parameter(self, node)
         layer, given = table.layer_of(kind), self.file.target.source()
-        node = calls.without_ignored(self, node)
+        node = calls.without_ignored(self, node, is_layer=layer is not None)
         if layer is not None:
             if not layer.draws and not self.file.constructs(self.function):
                 given = ast.keyword(given.arg, expr(self.file.target.no_random_numbers))

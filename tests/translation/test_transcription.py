@@ -494,6 +494,8 @@ def copy_into(value, space):
     """A setting with the classes of a file in place of the source's."""
     if isinstance(value, type) or inspect.isfunction(value):
         return space.get(value.__name__, value)
+    if type(value).__name__ in space and isinstance(value, tuple):
+        return space[type(value).__name__](*value)
     if type(value).__name__ in space:  # a configuration
         made = copy.copy(value)
         made.__class__ = space[type(value).__name__]
@@ -512,7 +514,8 @@ def test_a_model_of_a_repository_is_made_at_another_size_and_trains(name):
     made, space = transcribe(model, inputs, (args, kwargs)), {}
     exec(compile(made.code, name, "exec"), space)
     other = dict(kwargs)
-    config = next((key for key, x in other.items() if type(x).__name__ in space), None)
+    records = (key for key, x in other.items() if type(x).__name__ in space)
+    config = next((key for key in records if not isinstance(other[key], tuple)), None)
     if config is not None:
         other[config] = copy.copy(other[config])
         vars(other[config]).update(SIZES[name])

@@ -436,8 +436,9 @@ class File(ABC):
             if isinstance(note := getattr(node, name, None), ast.expr)
         ]  # fmt: skip
         for note in sorted(notes, key=lambda note: (note.lineno, note.col_offset), reverse=True):
-            names = (x.id for x in ast.walk(note) if isinstance(x, ast.Name))
-            foreign = [x for x in names if not hasattr(builtins, x) and x not in self._imports]
+            names = {x.id for x in ast.walk(note) if isinstance(x, ast.Name)} - {*dir(builtins)}
+            module = sys.modules[cls.__module__]
+            foreign = [x for x in names if not self._import(x, getattr(module, x, None))]
             if foreign and note.lineno == note.end_lineno and not self._knows(cls, foreign):
                 line = lines[note.lineno - 1]
                 before, after = line[: note.col_offset], line[note.end_col_offset :]
