@@ -225,6 +225,16 @@ def name_in_source(model, path):
     return ".".join(str(name) for owner, name in steps if name != getattr(owner, "inside", None))
 
 
+def pad(x, sizes, value=0):
+    """Puts a value around the last dimensions: before and behind the last one, the one before it.
+
+    Takes them away for a size below zero.
+    """
+    ends = [(sizes[i], sizes[i + 1]) for i in range(len(sizes) - 2, -1, -2)]
+    widths = [(0, 0, 0)] * (x.ndim - len(ends)) + [(before, after, 0) for before, after in ends]
+    return jax.lax.pad(x, jnp.array(value, x.dtype), widths)
+
+
 def set_part(owner, name, value):
     """Gives a part of a model that is still being made another array or module."""
     if isinstance(owner, eqx.Module):
