@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten  # noqa: E402
 from fmapper.translation.source import note_arguments  # noqa: E402
 from fmapper_translate import transcribe  # noqa: E402
 from fmapper_translate.constructors.notes import arguments_of  # noqa: E402
-from fmapper_translate.walk.names import Marks, with_own_names  # noqa: E402
+from fmapper_translate.walk.names import Marks, disambiguate  # noqa: E402
 
 repeat = None  # of einops, where it is installed
 
@@ -149,7 +149,7 @@ def test_definitions_are_the_same_if_all_that_they_name_is(package):
     printed = {a.Part: part.format(1), b.Part: part.format(2)} | {
         item: code for m in (a, b) for item, code in ((m.Same, same), (m.Whole, whole))
     }
-    made, names = with_own_names(printed, b.Whole, Marks([]))
+    made, names = disambiguate(printed, b.Whole, Marks([]))
     assert (names[a.Part], names[b.Part]) == ("Part", "BPart")
     assert names[a.Same] == names[b.Same] == "Same"
     assert (names[a.Whole], names[b.Whole]) == ("AWhole", "Whole")
@@ -190,7 +190,7 @@ class Square(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
-        return 3 * x * gradient  # not what it is, to be told
+        return 3 * x * gradient  # another one than JAX would derive
 
 
 square = Square.apply

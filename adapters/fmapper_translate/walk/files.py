@@ -28,7 +28,7 @@ from fmapper_translate.printing.comments import quote
 from fmapper_translate.recording import Recording
 from fmapper_translate.walk.definitions import PLAIN, in_defaults, is_whole, names_in
 from fmapper_translate.walk.errors import NotTranscribed
-from fmapper_translate.walk.names import Marks, place_of, with_own_names
+from fmapper_translate.walk.names import Marks, disambiguate, place_of
 from fmapper_translate.walk.statements import Statements
 
 
@@ -345,7 +345,7 @@ class File(ABC):
                 function: "\n".join(self._statements(function).lines()) for function in functions
             }
         constants = [f"{name} = {code}" for name, code in self._constants.items()]
-        done, self.recording.names = with_own_names(done, type(self.model), self.marks)
+        done, self.recording.names = disambiguate(done, type(self.model), self.marks)
         return self._assemble(title, constants, self._in_order(done))
 
     def _size(self) -> int:

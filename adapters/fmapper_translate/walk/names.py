@@ -1,4 +1,4 @@
-"""Definitions of one name in several modules of the source: in a file they have different ones."""
+"""Names that several modules of the source define: different ones in a file."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class Marks:
 _MARK = "__of_definition_"
 
 
-def with_own_names(
+def disambiguate(
     printed: Mapping[Any, str], first: type, marks: Marks
 ) -> tuple[dict[Any, str], dict[Any, str]]:
-    """Returns definitions that have different names, and the name of each.
+    """Returns definitions without a name that several have, and the name of each.
 
-    Definitions whose code is the same, also of what they name, stay under one name.
+    Those whose code is the same, and that of all that it names, keep one name.
 
     Args:
         printed: The classes and functions -> their code, with the names of the source.
@@ -86,7 +86,7 @@ def with_own_names(
         groups[name_of(item)].append(item)
     several = {name: items for name, items in groups.items() if len(items) > 1}
     places = {item: list(_places(code, item, several, marks)) for item, code in printed.items()}
-    # Which are the same: all of one code, then without those that name others, until none is left.
+    # Partition refinement: those of one code are the same until something that they name differs.
     kinds: dict[Any, Any] = {item: (name_of(item), printed[item]) for item in ordered}
     count = 0
     while count < (count := len({*kinds.values()})):
@@ -136,10 +136,10 @@ def _places(
     padded = itertools.chain([None], tokens, [None])
     for before, token, after in _triples(padded):
         is_keyword = after is not None and after.string == "=" and before.string in ("(", ",")
-        name, told = marks.read(token.string) if token.type == tokenize.NAME else ("", [])
-        is_own = name in several and not is_keyword and (before is None or before.string != ".")
-        if told or is_own:
-            yield token, told or _candidates(name, item, several[name])
+        name, marked = marks.read(token.string) if token.type == tokenize.NAME else ("", [])
+        is_plain = not is_keyword and (before is None or before.string != ".")
+        if marked or (name in several and is_plain):
+            yield token, marked or _candidates(name, item, several[name])
 
 
 def _triples(items: Iterator[Any]) -> Iterator[tuple[Any, Any, Any]]:
