@@ -196,6 +196,13 @@ def is_placement(callee: Any, call: ast.Call, values: Callable[[ast.expr], list[
     )
 
 
+def _is_other_tree(value: Any) -> bool:
+    """Returns whether JAX has other leaves of a tree than PyTorch, or in another order."""
+    if isinstance(value, dict):
+        return [*value] != sorted(value, key=str) or any(map(_is_other_tree, value.values()))
+    return value is None or (isinstance(value, list | tuple) and any(map(_is_other_tree, value)))
+
+
 _PLACEMENTS = (nn.Module.to, nn.Module.cuda, nn.Module.cpu)
 
 
@@ -205,6 +212,10 @@ def special(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr |
         expressions.function
     ):
         return initial_values.draw(expressions, call)
+    if callee in _private.FUNCTIONS_OF_TREES:
+        given = [value for node in call.args for value in expressions.values(node)]
+        if any(map(_is_other_tree, given)):
+            raise NotTranscribed("JAX sorts the keys of dicts in trees, and has no leaf for None")
     if callee is nn.functional.multi_head_attention_forward:
         return attention_forward(expressions, call)
     if isinstance(call.func, ast.Attribute):

@@ -236,6 +236,24 @@ def test_functions_classes_and_settings_that_are_given_are_called(monkeypatch):
     assert "jax.tree.flatten(" in code
 
 
+class Tree(nn.Module):
+    def __init__(self, names):
+        super().__init__()
+        self.names = names
+
+    def forward(self, x):
+        leaves, _ = tree_flatten({name: x * at for at, name in enumerate(self.names)})
+        return leaves[0]
+
+
+def test_trees_whose_leaves_have_another_order_in_jax_are_not_those_of_jax():
+    x = torch.randn(2, 3)
+    made = transcribe(Tree(("b", "a")), (x,))
+    assert "sorts the keys of dicts" in str(made.fallen)
+    assert "jax.tree" not in made.code
+    assert "jax.tree.flatten(" in assert_same(Tree(("a", "b")), x)
+
+
 class Strided(nn.Conv2d):
     def __init__(self, channels, stride):
         super().__init__(channels, channels, 3, stride)
