@@ -43,16 +43,6 @@ TRANSFORMS: dict[Any, str] = {
 }  # fmt: skip
 
 
-def noise(expressions: Expressions, node: ast.Call) -> list[ast.keyword]:
-    """Returns the random numbers that a call of modules is given, if one of them draws."""
-    file, modules = expressions.file, expressions.values(node.func)
-    given = [file.target.noise(file, expressions.function, module) for module in modules]
-    for module in modules if any(given) else ():
-        function = file.recording.function_of(type(module).forward)
-        file.draws |= set() if function is None else {function}  # it is given them, too
-    return max(given, key=len, default=[])
-
-
 def with_new_keywords(node: ast.Call, layer: Layer | None) -> ast.Call:
     """Returns a call of a layer with the keywords of its counterpart."""
     new = {} if layer is None else layer.keywords

@@ -307,7 +307,7 @@ class Expressions(walk.Expressions):
             self.file.add_function(function)
             self.function.makes_modules |= function.makes_modules and self.file.constructs(function)
             more = [self.file.target.source()] if function.makes_modules else []
-            more = self.file.target.noise(self.file, self.function, function) or more
+            more = self.file.target.extras(self.file, self.function, function) or more
             func = self.code(node.func)
             if isinstance(func, ast.Attribute) and func.attr in NEW_NAMES.values():
                 is_object = isinstance(func.value, ast.Name | ast.Attribute)
@@ -365,7 +365,8 @@ class Expressions(walk.Expressions):
     def _call_with(self, node: ast.Call, function: Function, first: ast.expr) -> ast.Call:
         """Returns the call of a function with a module in front of the arguments."""
         self.file.add_function(function)
-        made = self.plain_call(node, expr(self.file.marks.mark(function)))
+        more = self.file.target.extras(self.file, self.function, function)
+        made = self.plain_call(node, expr(self.file.marks.mark(function)), more)
         return ast.Call(made.func, [self.code(first), *made.args], made.keywords)
 
     def _left_out(self, node: ast.Call) -> set[ast.AST]:
@@ -402,9 +403,13 @@ class Expressions(walk.Expressions):
         tied = self.file.tied_table(module, self.function)
         if tied:
             return expr(f"{tied}.attend({{0}})", self.code(node.args[0]))
-        more = calls.noise(self, node)
+        modules = self.values(node.func)
+        more = self.file.target.extras(self.file, self.function, *modules)
         node = calls.with_new_keywords(node, table.base_of(kind))
-        return self.plain_call(node, self.code(node.func), more)
+        if all(self.file.target.is_taken(self.file, item, more) for item in modules):
+            return self.plain_call(node, self.code(node.func), more)
+        made = self.plain_call(node, expr("call_part"), more)
+        return ast.Call(made.func, [self.code(node.func), *made.args], made.keywords)
 
     def _make(self, node: ast.Call, kind: type, *, bound: bool = False) -> ast.expr:
         table = self.file.layers

@@ -136,7 +136,9 @@ class _Body:
             ast.keyword(key.arg, self._value(event.parts[key.value].value))
             for key in event.node.keywords
         ]
-        return ast.Call(func, args, keywords)
+        target = callee if isinstance(callee, nn.Module) else function
+        more = self._file.target.extras(self._file, self._run.function, target)
+        return ast.Call(func, args, [*keywords, *more])
 
     def _value(self, value: Any) -> ast.expr:
         if isinstance(value, torch.Tensor):

@@ -62,6 +62,7 @@ class File(walk.File):
         has_mode: Classes that ask whether they are in training.
         takers: Classes that take `rngs` since others that are made in their place do.
         draws: Classes, and functions without a module, that draw random numbers when called.
+        collects: Functions that are given what collects statistics in training.
         tables: Names of tables of classes -> their code.
         attributes: Classes -> the attributes that their constructors set.
         fallen: Functions that are written by their operations -> the reason.
@@ -101,6 +102,7 @@ class File(walk.File):
         self.places = Places(recording)
         self.has_mode: set[type | None] = set()
         self.draws: set[type | Function | None] = set()
+        self.collects: set[type | Function | None] = set()
         self.takers: set[type | None] = set()
         self.attributes: dict[type, dict[str, None]] = defaultdict(dict)
         self.fallen: dict[str, str] = {}
@@ -314,7 +316,7 @@ class File(walk.File):
 
     def _size(self) -> int:
         makers = sum(item.makes_modules for item in self.recording.functions)
-        known = len(self.has_mode) + len(self.draws) + len(self.takers)
+        known = sum(map(len, (self.has_mode, self.draws, self.collects, self.takers)))
         known += sum(map(len, self.attributes.values()))
         return super()._size() + known + makers
 
@@ -414,6 +416,7 @@ class File(walk.File):
         body = "\n\n\n".join([*(["\n".join(constants)] if constants else []), *blocks, *tables])
         tied = f"TIED = {self.tied_names()!r}  # names in the source's state -> those here"
         loading = [inspect.getsource(item) for item in self.target.loading]
+        loading[-1:-1] = [inspect.getsource(item) for item in self.target.updating if self.collects]
         self.helpers = self.target.helpers
         if self.scans:
             self.helpers = (self.target.scans, scans, *self.helpers)

@@ -106,9 +106,11 @@ class Statements(walk.Statements):
     def _more_parameters(self) -> list[tuple[ast.arg, ast.expr | None]]:
         takes = self._is_constructor and self._file.takes_rngs(self._function.owner)
         is_drawing = self._function in self._file.draws
+        made = self._file.target.more_parameters(self._file, self._function)
         if not self._function.makes_modules and not takes and not is_drawing:
-            return []
-        return [self._file.target.parameter(self._function, constructs=self._is_constructor)]
+            return made
+        constructs = self._is_constructor
+        return [self._file.target.parameter(self._function, constructs=constructs), *made]
 
     # --- statements -------------------------------------------------------------------------------
 

@@ -365,7 +365,8 @@ def _from_torch(
     weights = {name: value.detach() for name, value in model.named_parameters()}
     weights |= dict(model.named_buffers())
     saved = model.state_dict()
-    weights = {n: x for n, x in weights.items() if n in saved and "num_batches_tracked" not in n}
+    unused = _counters(model, target)
+    weights = {n: x for n, x in weights.items() if n in saved and n not in unused}
     first = {value.data_ptr(): name for name, value in reversed(weights.items()) if value.numel()}
     aliases = {name: first[value.data_ptr()] for name, value in saved.items()
                if name not in weights and value.data_ptr() in first}  # fmt: skip
@@ -474,6 +475,16 @@ def _place(model: nn.Module, file: File, path: str) -> Iterator[str]:
         part = part.get_submodule(step)
 
 
+def _counters(model: nn.Module, target: Target) -> set[str]:
+    """Returns the names of counters of batches, but for those that a target's layers have."""
+    return {
+        f"{path}.num_batches_tracked"
+        for path, part in model.named_modules(remove_duplicate=False)
+        if "num_batches_tracked" in part._buffers
+        and not (target.counts_batches and part.momentum is None)
+    }
+
+
 def _rules_of(model: nn.Module, file: File) -> Rules:
     """Returns the rules from a state dict to the state of the file's model."""
     places: dict[str, tuple[str, layers.Order]] = {}
@@ -485,14 +496,16 @@ def _rules_of(model: nn.Module, file: File) -> Rules:
             inside = [layer.inside] if layer is not None and layer.inside else []
             steps = [*_place(model, file, path), *inside, key]
             places[f"{path}.{name}" if path else name] = ".".join(steps), order
+    unused = _counters(model, file.target)
     saved = {name: value.numpy() for name, value in model.state_dict().items()
-             if name not in tied and "num_batches_tracked" not in name}  # fmt: skip
+             if name not in tied and name not in unused}  # fmt: skip
 
     def rename(state: Mapping[str, Any]) -> dict[str, Any]:
         named = [(places[name], array) for name, array in state.items()]
         return {key: array.transpose(order) if order else array for (key, order), array in named}
 
     drops: list[Rule] = [Drop(second, tied_to=first) for second, first in tied.items()]
-    if len(saved) + len(tied) < len(model.state_dict()):
-        drops.insert(0, Drop("{layer...}.num_batches_tracked", forget=True))
+    counted = any(name.endswith("num_batches_tracked") for name in saved)
+    patterns = sorted(unused) if counted else ["{layer...}.num_batches_tracked"] * bool(unused)
+    drops[:0] = [Drop(pattern, forget=True) for pattern in patterns]
     return Rules([*drops, *Rules.record(rename, saved, backend="numpy")])

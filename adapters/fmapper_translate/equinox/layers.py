@@ -93,30 +93,52 @@ class GroupNorm(eqx.Module):
 
 
 class BatchNorm2d(eqx.Module):
-    """Normalisation of channels, which come second, by statistics that are not trained."""
+    """Normalisation of channels, which come second, in training by those of the batch."""
 
     weight: jax.Array | None
     bias: jax.Array | None
     eps: float = eqx.field(static=True)
+    momentum: float | None = eqx.field(static=True)
     inference: bool
     running_mean: jax.Array = buffer()
     running_var: jax.Array = buffer()
+    num_batches_tracked: jax.Array | None = buffer()
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True):
         self.weight = jnp.ones(num_features) if affine else None
         self.bias = jnp.zeros(num_features) if affine else None
         self.running_mean, self.running_var = jnp.zeros(num_features), jnp.ones(num_features)
-        self.eps, self.inference = eps, False
+        self.num_batches_tracked = jnp.zeros((), int) if momentum is None else None
+        self.eps, self.momentum, self.inference = eps, momentum, False
 
-    def __call__(self, x):
-        if not self.inference:
-            raise NotImplementedError("statistics do not change here; see eqx.nn.inference_mode")
-        mean, var = jax.lax.stop_gradient((self.running_mean, self.running_var))
+    def __call__(self, x, *, statistics=None):
+        if self.inference:
+            mean, var = jax.lax.stop_gradient((self.running_mean, self.running_var))
+            return batch_norm(x, self.eps, self.weight, self.bias, mean=mean, var=var)
+        if statistics is None:
+            raise ValueError("in training, pass statistics=Statistics(model) to the call")
+        axes = (0, *range(2, x.ndim))
+        mean, var, count = x.mean(axes), x.var(axes), x.size // x.shape[1]
+        statistics[self] = statistics[self].add_batch(mean, var * count / (count - 1))
         return batch_norm(x, self.eps, self.weight, self.bias, mean=mean, var=var)
+
+    def add_batch(self, mean, var):
+        """Returns the layer with the statistics of one more batch."""
+        names, rate, new = ["running_mean", "running_var"], self.momentum, []
+        if rate is None:
+            new, rate = [self.num_batches_tracked + 1], 1 / (self.num_batches_tracked + 1)
+            names.insert(0, "num_batches_tracked")
+        new += [(1 - rate) * self.running_mean + rate * mean]
+        new += [(1 - rate) * self.running_var + rate * var]
+        return eqx.tree_at(lambda layer: [getattr(layer, name) for name in names], self, new)
 
 
 class BatchNorm1d(BatchNorm2d):
     """Normalisation of features, or of sequences with the channels second."""
+
+
+class BatchNorm3d(BatchNorm2d):
+    """Normalisation of volumes with the channels second."""
 
 
 class Conv1d(eqx.Module):
@@ -279,10 +301,10 @@ class Sequential(eqx.Module):
         parts = [*self][at]
         return Sequential(*parts) if isinstance(at, slice) else parts
 
-    def __call__(self, x, *, key=None):
+    def __call__(self, x, *, key=None, statistics=None):
         keys = Keys(key)
         for part in self:
-            x = part(x, key=keys()) if takes_key(part) else part(x)
+            x = call_part(part, x, key=keys(), statistics=statistics)
         return x
 
 
@@ -323,10 +345,14 @@ class ModuleDict(eqx.Module):
         return self.parts.items()
 
 
-def takes_key(part):
-    """Returns whether calls of a module take a random key."""
-    takes = "key" in inspect.signature(type(part).__call__).parameters
-    return takes or isinstance(part, eqx.nn.Dropout)
+def call_part(part, *args, key, statistics=None, **options):
+    """Calls a part of a model with a random key and statistics, if it takes them."""
+    names = inspect.signature(type(part).__call__).parameters
+    if "key" in names or isinstance(part, eqx.nn.Dropout):
+        options["key"] = key
+    if "statistics" in names:
+        options["statistics"] = statistics
+    return part(*args, **options)
 
 
 class Rearrange(eqx.Module):

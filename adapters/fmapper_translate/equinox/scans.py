@@ -11,8 +11,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from fmapper_translate.equinox.layers import takes_key
-from fmapper_translate.equinox.weights import iter_modules, set_part, settings_of, steps_to
+from fmapper_translate.equinox.layers import call_part
+from fmapper_translate.equinox.weights import (
+    Statistics,
+    iter_modules,
+    set_part,
+    settings_of,
+    steps_to,
+)
 from fmapper_translate.equinox.weights import load_weights as load_stacked
 from fmapper_translate.equinox.weights import source_state as stacked_state
 from fmapper_translate.targets.scans import stack_arrays, unstack_arrays
@@ -36,28 +42,40 @@ class Stack(eqx.Module):
         tree = jax.tree.structure(arrays[0])
         self.block = eqx.combine(jax.tree.unflatten(tree, map(jnp.stack, leaves)), rest[0])
 
-    def scan(self, body, carry, key=None, length=None):
-        """Calls a body with what is carried, each block, and a key of its own.
+    def scan(self, body, carry, key=None, length=None, statistics=None):
+        """Calls a body with what is carried, each block, a key and statistics of its own.
 
         Returns what it carries in the end, and what it gave each time, stacked.
         """
-        arrays, rest = eqx.partition(self.block, eqx.is_array)
+        stack = self if statistics is None else statistics[self]
+        arrays, rest = eqx.partition(stack.block, eqx.is_array)
         keys = None if key is None else jax.random.split(key, len(self))
 
         def call(carry, given):
             block, key = given
-            return body(carry, eqx.combine(block, rest), key)
+            part = eqx.combine(block, rest)
+            if statistics is None:
+                carry, out = body(carry, part, key)
+                return carry, (out, None)
+            own = Statistics(part)
+            carry, out = body(carry, part, key, own)
+            new = eqx.filter(own.update(), eqx.is_array)
+            return carry, (out, jax.tree.map(lambda x, old: None if x is old else x, new, block))
 
-        return jax.lax.scan(call, carry, (arrays, keys), length)
+        carry, (out, new) = jax.lax.scan(call, carry, (arrays, keys), length)
+        if statistics is not None:
+            block = eqx.combine(new, stack.block)
+            statistics[self] = eqx.tree_at(lambda stack: stack.block, stack, block)
+        return carry, out
 
     def __len__(self):
         return len(jax.tree.leaves(eqx.filter(self.block, eqx.is_array))[0])
 
-    def __call__(self, x, *, key=None):
-        def body(x, block, key):
-            return (block(x, key=key) if takes_key(block) else block(x)), None
+    def __call__(self, x, *, key=None, statistics=None):
+        def body(x, block, key, statistics=None):
+            return call_part(block, x, key=key, statistics=statistics), None
 
-        return self.scan(body, x, key)[0]
+        return self.scan(body, x, key, statistics=statistics)[0]
 
 
 def stack_blocks(model):

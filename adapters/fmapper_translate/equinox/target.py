@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _UNCHANGED = "a module of Equinox does not change when it is called"
 _KEYS = "keys()"
-_STATISTICS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_STATISTICS = "statistics"
 
 
 class EquinoxTarget(Target):
@@ -56,27 +57,23 @@ class EquinoxTarget(Target):
     dataclass = "@dataclass(eq=False)"  # which can be hashed
     dialect = EquinoxDialect
     loading = (weights.load_weights, weights.source_state, weights.name_in_source)
+    updating = (weights.Statistics,)
     with_dtype = staticmethod(weights.with_dtype)
     arrays: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("parameter", "buffer", "constant", "choice"), "{0}"
     )
     is_tree = True
+    counts_batches = True
     place = "Place({0}, {1!r})"
     part = "set_part({0}, {1!r}, {2})"
 
     def refuse(self, file: File) -> None:
-        """Refuses a model that changes its arrays in training.
+        """Refuses a model with an array at two places, or one that is not trained.
 
         Raises:
-            NotTranscribed: It does.
+            NotTranscribed: It has such an array.
         """
         model = file.model
-        for path, part in model.named_modules():
-            if isinstance(part, _STATISTICS) and part.track_running_stats:
-                raise NotTranscribed(
-                    f"{path} changes its statistics in training, and {_UNCHANGED}; write it for "
-                    "Flax"
-                )
         first: dict[int, str] = {}
         for name, array in model.named_parameters(remove_duplicate=False):
             other = first.setdefault(id(array), name)
@@ -100,6 +97,11 @@ class EquinoxTarget(Target):
         default = None if function.makes_modules or constructs else ast.Constant(None)
         return ast.arg(_name_of_key(function)), default
 
+    def more_parameters(self, file: File, function: Function) -> list[tuple[ast.arg, Any]]:
+        """Returns `statistics`, which calls in evaluation need not give."""
+        collects = function in file.collects
+        return [(ast.arg(_STATISTICS), ast.Constant(None))] if collects else []
+
     def frame(self, file: File, function: Function, body: list[str]) -> list[str]:
         """Returns the lines with the keys that are split off the one that is given."""
         if sum(line.count(_KEYS) for line in body) == 0:
@@ -112,19 +114,42 @@ class EquinoxTarget(Target):
         file.draws.add(function)
         return expr(_KEYS)
 
-    def noise(self, file: File, function: Function, callee: Any) -> list[ast.keyword]:
-        """Returns a key for what draws, so that its caller does, too."""
-        target = callee
-        if isinstance(callee, nn.Module):
-            target = file.recording.function_of(type(callee).forward)
-            if not _draws(file, callee):
-                return []
-        elif callee not in file.draws:
-            return []
-        if not file.constructs(function):
-            file.draws.add(function)
-        name = _name_of_key(target) if isinstance(target, Function) else "key"
-        return [ast.keyword(name, expr(_KEYS))]
+    def extras(self, file: File, function: Function, *callees: Any) -> list[ast.keyword]:
+        """Returns a key for what draws, and statistics for what collects, as its caller then does.
+
+        Raises:
+            NotTranscribed: A function has another variable of that name.
+        """
+        targets = [
+            file.recording.function_of(type(item).forward) if isinstance(item, nn.Module) else item
+            for item in callees
+        ]
+        callers = {*filter(None, targets), *([] if file.constructs(function) else [function])}
+        given = []
+        if any(_reaches(file, item, file.draws, _draws) for item in callees):
+            file.draws |= callers
+            names = {_name_of_key(target) for target in targets if target is not None}
+            given += [ast.keyword(name, expr(_KEYS)) for name in names or {"key"}]
+        if any(_reaches(file, item, file.collects, _collects) for item in callees):
+            for item in callers:
+                if any(getattr(node, "id", getattr(node, "arg", "")) == _STATISTICS
+                       for node in item.nodes if isinstance(node, ast.Name | ast.arg)):  # fmt: skip
+                    raise NotTranscribed(f"{item.label} has a variable `{_STATISTICS}` of its own")
+            file.collects |= callers
+            if not file.constructs(function):
+                given += [ast.keyword(_STATISTICS, expr(_STATISTICS))]
+        return given
+
+    def is_taken(self, file: File, module: nn.Module, given: list[ast.keyword]) -> bool:
+        """Returns whether calls of a module take keywords, which those of its class always do."""
+        layer = file.layers.base_of(type(module))
+        if type(module) in file.layers.activations:
+            return not given
+        if layer is None or file.recording.function_of(type(module).forward) is not None:
+            return True
+        space = {**vars(eqx.nn), **{k: x for item in self.helpers for k, x in vars(item).items()}}
+        call = space[layer.name.removeprefix("eqx.nn.")].__call__
+        return {str(item.arg) for item in given} <= inspect.signature(call).parameters.keys()
 
     def dropout(
         self, file: File, function: Function, *given: ast.expr, dims: tuple[int, ...] = ()
@@ -138,10 +163,11 @@ class EquinoxTarget(Target):
 
     def keys_of_scan(self, function: Function, lines: list[str]) -> tuple[str, list[str], str]:
         """Returns a key for each block, of which its body splits off those that it needs."""
-        key = _name_of_key(function)
-        if not any(_KEYS in line for line in lines):
-            return f", {key}", [], ""
-        return f", {key}", [f"keys = Keys({key})"], f", {_KEYS}"
+        key, given = _name_of_key(function), f"{_STATISTICS}={_STATISTICS}"
+        draws, collects = (any(x in line for line in lines) for x in (_KEYS, given))
+        parameters = f", {key}" + f", {_STATISTICS}=None" * collects
+        arguments = f", {_KEYS}" * draws + f", {given}" * collects
+        return parameters, [f"keys = Keys({key})"] * draws, arguments
 
     def read(self, array: ast.expr, value: Any, *, constructs: bool) -> ast.expr:
         """Returns an array, without a gradient if it is not trained."""
@@ -201,12 +227,24 @@ def _name_of_key(function: Function) -> str:
     return "random_key" if "key" in names else "key"
 
 
-def _draws(file: File, module: nn.Module) -> bool:
-    """Returns whether calls of a module draw random numbers in training."""
-    if isinstance(module, nn.Dropout):
-        return True
-    if isinstance(module, nn.Sequential) and file.layers.layer_of(type(module)) is not None:
-        return any(_draws(file, part) for part in module)
-    if file.layers.layer_of(type(module)) is not None:
-        return bool(getattr(module, "dropout", 0.0))
-    return file.recording.function_of(type(module).forward) in file.draws
+def _reaches(
+    file: File, callee: Any, functions: Container[Any], does: Callable[[nn.Module], bool]
+) -> bool:
+    """Returns whether calls of a module or function run one of some functions, or such a layer."""
+    if not isinstance(callee, nn.Module):
+        return callee in functions
+    is_layer = file.layers.layer_of(type(callee)) is not None
+    if isinstance(callee, nn.Sequential) and is_layer:
+        return any(_reaches(file, part, functions, does) for part in callee)
+    return does(callee) or file.recording.function_of(type(callee).forward) in functions
+
+
+def _draws(module: nn.Module) -> bool:
+    """Returns whether a layer draws random numbers in training."""
+    rate = getattr(module, "dropout", 0.0) if type(module) in LAYERS.rows else 0.0
+    return isinstance(module, nn.Dropout) or bool(rate)
+
+
+def _collects(module: nn.Module) -> bool:
+    """Returns whether a layer collects statistics of batches in training."""
+    return type(module).forward is nn.BatchNorm2d.forward and bool(module.track_running_stats)

@@ -30,6 +30,38 @@ def buffer(*, saved=True, **options):
     return eqx.field(metadata={"trained": False, "saved": saved}, **options)
 
 
+class Statistics:
+    """The statistics of batches that the layers of a model collect in calls in training.
+
+    Make it of the model, inside of the function that is differentiated or compiled, pass it to the
+    call, and go on with what `update` returns:
+
+        statistics = Statistics(model)
+        y = model(x, statistics=statistics)
+        model = statistics.update()
+    """
+
+    def __init__(self, model):
+        self.model, self.layers = model, {id(part): part for _, part in iter_modules(model)}
+
+    def __getitem__(self, layer):
+        if id(layer) not in self.layers:
+            raise ValueError(
+                "a layer is not one of the model that the statistics were made of, but a copy: make "
+                "them inside of the function that is differentiated or compiled"
+            )
+        return self.layers[id(layer)]
+
+    def __setitem__(self, layer, new):
+        self.layers[id(layer)] = new
+
+    def update(self):
+        """Returns the model with the new statistics."""
+        new = {at: layer for at, layer in self.layers.items() if id(layer) != at}
+        is_leaf = lambda x: id(x) in new  # noqa: E731
+        return jax.tree.map(lambda x: new.get(id(x), x), self.model, is_leaf=is_leaf)
+
+
 def set_part(owner, name, value):
     """Gives a part of a model that is still being made another array or module."""
     if isinstance(owner, eqx.Module):

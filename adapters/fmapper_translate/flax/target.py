@@ -86,9 +86,9 @@ class FlaxTarget(Target):
         """Returns a key of the module's random numbers."""
         return expr("{0}.noise()", self._rngs(file, function))
 
-    def noise(self, file: File, function: Function, callee: Any) -> list[ast.keyword]:
+    def extras(self, file: File, function: Function, *callees: Any) -> list[ast.keyword]:
         """Returns `rngs` for a function without a module that draws."""
-        is_drawing = isinstance(callee, Function) and callee in file.draws
+        is_drawing = any(isinstance(item, Function) and item in file.draws for item in callees)
         return [ast.keyword("rngs", self._rngs(file, function))] if is_drawing else []
 
     def dropout(

@@ -22,6 +22,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torch import nn
+
 from fmapper.translation import expr, literal
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class Target(ABC):
         imports: Names -> the statements that import them.
         dialect: The printers of operations.
         loading: The functions that every file has.
+        updating: Classes and functions of files whose model collects statistics.
         with_dtype: The function that casts the arrays of a model.
         arrays: Kinds of arrays -> their code in a constructor.
         place: The code for an array `{1}` of a module `{0}` that a function gives values.
@@ -59,6 +62,7 @@ class Target(ABC):
         plain_list: The code for a list of modules that have their names elsewhere.
         is_tree: Whether modules are trees: with fixed attributes, and of each array one copy for
             each place, which says nothing of how it is trained.
+        counts_batches: Whether norms whose statistics are plain means count their batches.
         no_part: The code for a module without a class.
         no_random_numbers: The code for what a layer is given that draws none.
         copy: The code for a copy of a module; the module itself where nothing changes it.
@@ -78,6 +82,7 @@ class Target(ABC):
     imports: ClassVar[Mapping[str, str]]
     dialect: ClassVar[type[JaxDialect]]
     loading: ClassVar[Sequence[Callable[..., Any]]]
+    updating: ClassVar[Sequence[type]] = ()
     with_dtype: Callable[[Any, Any], Any]
     arrays: ClassVar[Mapping[str, str]]
     place: ClassVar[str] = "{0}.{1}"
@@ -87,6 +92,7 @@ class Target(ABC):
     new_part: ClassVar[str] = "{0}"
     plain_list: ClassVar[str] = "{0}"
     is_tree: ClassVar[bool] = False
+    counts_batches: ClassVar[bool] = False
     no_part: ClassVar[str] = ""
     no_random_numbers: ClassVar[str] = ""
     copy: ClassVar[str] = "{0}"
@@ -115,8 +121,22 @@ class Target(ABC):
         """Returns the code for a random key when a model is called."""
 
     @abstractmethod
-    def noise(self, file: File, function: Function, callee: Any) -> list[ast.keyword]:
-        """Returns the random numbers that a call of a module or function is given, if any."""
+    def extras(self, file: File, function: Function, *callees: Any) -> list[ast.keyword]:
+        """Returns what a call of modules or of a function is given beside the source's arguments.
+
+        Args:
+            file: The file.
+            function: The function that calls them.
+            callees: What the call has called: modules, or a `Function`.
+        """
+
+    def is_taken(self, file: File, module: nn.Module, given: list[ast.keyword]) -> bool:
+        """Returns whether calls of a module take such keywords."""
+        return True
+
+    def more_parameters(self, file: File, function: Function) -> list[tuple[ast.arg, Any]]:
+        """Returns further parameters of a function that the source does not have."""
+        return []
 
     @abstractmethod
     def dropout(

@@ -82,7 +82,8 @@ def _function(model: Any) -> tuple[Callable[..., Any] | None, int]:
     if states.is_stateful(model):
         function, skipped = _function(model[0])
         if function is not None:
-            function = states.without_state(function, skipped)
+            _, name = states.parameter_at(function, skipped)
+            function = states.without(function, name)
         return function, skipped
     if isinstance(model, tuple):
         return _with_signature(model[0]), 1
@@ -91,7 +92,10 @@ def _function(model: Any) -> tuple[Callable[..., Any] | None, int]:
     inner = getattr(model, "__wrapped__", None)
     if inner is not None and inner is not model:
         return _function(inner)
-    return _with_signature(type(model).__call__), 1
+    function = _with_signature(type(model).__call__)
+    if function is not None and states.collects_statistics(model):
+        function = states.without(function, states.Statistics.name)
+    return function, 1
 
 
 def _with_signature(function: Any) -> Callable[..., Any] | None:
@@ -121,6 +125,9 @@ def of_callable(model: Any, *, train: bool | None) -> Source:
     if train and any(held.modes.values()):
         train = None  # in a model that trains already, submodules keep their modes
     changed: dict[str, None] = {}
+    collects = not state_arrays and len(roots) == 1 and states.collects_statistics(roots[0])
+    trains = any(held.modes.values()) if train is None else train
+    written = states.statistics_of(roots[0]) if collects and trains else set()
 
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
         values = {**params, **buffers}
@@ -137,17 +144,21 @@ def of_callable(model: Any, *, train: bool | None) -> Source:
                         after = (filled[0], held_state.by_name(state))
                 elif len(filled) > 1:
                     output = filled[0](filled[1], *args, **kwargs)
+                elif collects:
+                    statistics = states.Statistics()
+                    output = filled[0](*args, **kwargs, statistics=statistics)
+                    after = (statistics.update(filled[0]),)
                 else:
                     output = filled[0](*args, **kwargs)
             return output, held.changes(after, values)
 
         return call_and_restore(filled, run, {*held.arrays, *held.aliases}, changed)
 
-    arrays = held.arrays
+    arrays, trained = held.arrays, held.trained - state_arrays.keys() - written
     return Source(
         call,
-        {n: x for n, x in arrays.items() if n in held.trained - state_arrays.keys()},
-        {n: x for n, x in arrays.items() if n not in held.trained - state_arrays.keys()},
+        {n: x for n, x in arrays.items() if n in trained},
+        {n: x for n, x in arrays.items() if n not in trained},
         held.aliases,
         function=function,
         skipped=skipped,

@@ -74,6 +74,49 @@ def _names(model: Any, numbers: Any) -> list[str]:
     return [names.get(i, f"state.{i}") for i in range(count)]
 
 
+class Statistics:
+    """Collects the layers that a call of a transcribed model of Equinox gives other statistics.
+
+    Attributes:
+        layers: The ids of layers -> the same with new statistics.
+    """
+
+    name = "statistics"  # the keyword of calls
+
+    def __init__(self) -> None:
+        self.layers: dict[int, Any] = {}
+
+    def __getitem__(self, layer: Any) -> Any:
+        return self.layers.get(id(layer), layer)
+
+    def __setitem__(self, layer: Any, new: Any) -> None:
+        self.layers[id(layer)] = new
+
+    def update(self, model: Any) -> Any:
+        """Returns a model with the new statistics."""
+        return jax.tree.map(self.__getitem__, model, is_leaf=lambda x: id(x) in self.layers)
+
+
+def collects_statistics(model: Any) -> bool:
+    """Returns whether calls of a model take a collector of statistics by keyword."""
+    method = getattr(type(model), "__call__", None)  # noqa: B004 - it is wanted, not asked for
+    if closure.is_function(model) or not isinstance(method, Callable):
+        return False
+    parameter = inspect.signature(method).parameters.get(Statistics.name)
+    return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def statistics_of(model: Any) -> set[str]:
+    """Returns the names of the arrays that such calls change: the buffers of layers that take it."""
+    return {
+        f"{path}.{name}"
+        for path, node in closure.objects_at(model)
+        if collects_statistics(node)
+        for name, field in getattr(type(node), "__dataclass_fields__", {}).items()
+        if field.metadata.get("trained") is False
+    }
+
+
 def parameter_at(function: Callable[..., Any] | None, skipped: int) -> tuple[int, str]:
     """Returns position and name of the parameter for the state, counted after the skipped ones.
 
@@ -89,9 +132,8 @@ def parameter_at(function: Callable[..., Any] | None, skipped: int) -> tuple[int
     return 1, parameters[1].name if len(parameters) > 1 else "state"
 
 
-def without_state(function: Callable[..., Any], skipped: int) -> Callable[..., Any]:
-    """Returns a function whose signature lacks the parameter for the state."""
-    _, name = parameter_at(function, skipped)
+def without(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns a function whose signature lacks a parameter."""
     signature = inspect.signature(function)
     kept = [parameter for parameter in signature.parameters.values() if parameter.name != name]
 
