@@ -43,6 +43,17 @@ TRANSFORMS: dict[Any, str] = {
 }  # fmt: skip
 
 
+def call_parts(expressions: Expressions, node: ast.Call) -> ast.Call:
+    """Prints a call of modules, through a function that tells them apart if it must."""
+    file, modules = expressions.file, expressions.values(node.func)
+    more = file.target.extras(file, expressions.function, *modules)
+    func = expressions.code(node.func)
+    if all(file.target.is_taken(file, item, more) for item in modules):
+        return expressions.plain_call(node, func, more)
+    made = expressions.plain_call(node, expr("call_part"), more)
+    return ast.Call(made.func, [func, *made.args], made.keywords)
+
+
 def with_new_keywords(node: ast.Call, layer: Layer | None) -> ast.Call:
     """Returns a call of a layer with the keywords of its counterpart."""
     new = {} if layer is None else layer.keywords

@@ -403,13 +403,7 @@ class Expressions(walk.Expressions):
         tied = self.file.tied_table(module, self.function)
         if tied:
             return expr(f"{tied}.attend({{0}})", self.code(node.args[0]))
-        modules = self.values(node.func)
-        more = self.file.target.extras(self.file, self.function, *modules)
-        node = calls.with_new_keywords(node, table.base_of(kind))
-        if all(self.file.target.is_taken(self.file, item, more) for item in modules):
-            return self.plain_call(node, self.code(node.func), more)
-        made = self.plain_call(node, expr("call_part"), more)
-        return ast.Call(made.func, [self.code(node.func), *made.args], made.keywords)
+        return calls.call_parts(self, calls.with_new_keywords(node, table.base_of(kind)))
 
     def _make(self, node: ast.Call, kind: type, *, bound: bool = False) -> ast.expr:
         table = self.file.layers

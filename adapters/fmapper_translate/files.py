@@ -316,7 +316,7 @@ class File(walk.File):
 
     def _size(self) -> int:
         makers = sum(item.makes_modules for item in self.recording.functions)
-        known = sum(map(len, (self.has_mode, self.draws, self.collects, self.takers)))
+        known = len(self.has_mode) + len(self.draws) + len(self.collects) + len(self.takers)
         known += sum(map(len, self.attributes.values()))
         return super()._size() + known + makers
 

@@ -365,7 +365,7 @@ def _from_torch(
     weights = {name: value.detach() for name, value in model.named_parameters()}
     weights |= dict(model.named_buffers())
     saved = model.state_dict()
-    unused = _counters(model, target)
+    unused = layers.unused_counters(model, counts=target.counts_batches)
     weights = {n: x for n, x in weights.items() if n in saved and n not in unused}
     first = {value.data_ptr(): name for name, value in reversed(weights.items()) if value.numel()}
     aliases = {name: first[value.data_ptr()] for name, value in saved.items()
@@ -421,8 +421,7 @@ def _examples(
     is_torch = isinstance(model, nn.Module)
     other = None
     if isinstance(dynamic_shapes, str) and dynamic_shapes == "auto":
-        if is_torch:
-            other = of_other_sizes(first, functools.partial(_takes, model))
+        other = of_other_sizes(first, functools.partial(_takes, model)) if is_torch else None
     elif dynamic_shapes is not None:
         if not is_torch and any(hasattr(x, "shape") for x in fleaves(options)):
             raise NotTranscribed("models of JAX are not compared at other sizes of keywords")
@@ -475,16 +474,6 @@ def _place(model: nn.Module, file: File, path: str) -> Iterator[str]:
         part = part.get_submodule(step)
 
 
-def _counters(model: nn.Module, target: Target) -> set[str]:
-    """Returns the names of counters of batches, but for those that a target's layers have."""
-    return {
-        f"{path}.num_batches_tracked"
-        for path, part in model.named_modules(remove_duplicate=False)
-        if "num_batches_tracked" in part._buffers
-        and not (target.counts_batches and part.momentum is None)
-    }
-
-
 def _rules_of(model: nn.Module, file: File) -> Rules:
     """Returns the rules from a state dict to the state of the file's model."""
     places: dict[str, tuple[str, layers.Order]] = {}
@@ -496,7 +485,7 @@ def _rules_of(model: nn.Module, file: File) -> Rules:
             inside = [layer.inside] if layer is not None and layer.inside else []
             steps = [*_place(model, file, path), *inside, key]
             places[f"{path}.{name}" if path else name] = ".".join(steps), order
-    unused = _counters(model, file.target)
+    unused = layers.unused_counters(model, counts=file.target.counts_batches)
     saved = {name: value.numpy() for name, value in model.state_dict().items()
              if name not in tied and name not in unused}  # fmt: skip
 

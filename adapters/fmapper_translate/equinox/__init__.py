@@ -8,6 +8,6 @@ Files take along what these define:
 
 layers   layers with PyTorch's arguments, initial values and layouts, for batches
 recurrent  those of them that run over sequences
-weights  random keys, first values, and `load_weights`
+weights  random keys, first values, statistics of batches, and `load_weights`
 library  counterparts of a library's models
 """

@@ -345,7 +345,7 @@ class ModuleDict(eqx.Module):
         return self.parts.items()
 
 
-def call_part(part, *args, key, statistics=None, **options):
+def call_part(part, *args, key=None, statistics=None, **options):
     """Calls a part of a model with a random key and statistics, if it takes them."""
     names = inspect.signature(type(part).__call__).parameters
     if "key" in names or isinstance(part, eqx.nn.Dropout):

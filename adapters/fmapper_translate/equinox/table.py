@@ -30,8 +30,8 @@ _ROWS: dict[type, Layer] = {
     **{
         cls: Layer(cls.__name__, takes_rngs=False)
         for cls in (
-            nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.MaxPool1d, nn.MaxPool2d,
-            nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
+            nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.MaxPool1d,
+            nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
             nn.ConstantPad1d, nn.ConstantPad2d, nn.Unfold, nn.Flatten, nn.Sequential,
             nn.ModuleDict,
         )

@@ -130,7 +130,8 @@ class EquinoxTarget(Target):
             file.draws |= callers
             names = {_name_of_key(target) for target in targets if target is not None}
             given += [ast.keyword(name, expr(_KEYS)) for name in names or {"key"}]
-        if any(_reaches(file, item, file.collects, _collects) for item in callees):
+        collects = (_reaches(file, item, file.collects, _collects) for item in callees)
+        if not file.only_evaluation and any(collects):
             for item in callers:
                 if any(getattr(node, "id", getattr(node, "arg", "")) == _STATISTICS
                        for node in item.nodes if isinstance(node, ast.Name | ast.arg)):  # fmt: skip
@@ -142,14 +143,14 @@ class EquinoxTarget(Target):
 
     def is_taken(self, file: File, module: nn.Module, given: list[ast.keyword]) -> bool:
         """Returns whether calls of a module take keywords, which those of its class always do."""
-        layer = file.layers.base_of(type(module))
+        layer, names = file.layers.base_of(type(module)), {str(item.arg) for item in given}
         if type(module) in file.layers.activations:
-            return not given
+            return names <= ({"key"} if type(module) is nn.Identity else set())
         if layer is None or file.recording.function_of(type(module).forward) is not None:
             return True
         space = {**vars(eqx.nn), **{k: x for item in self.helpers for k, x in vars(item).items()}}
         call = space[layer.name.removeprefix("eqx.nn.")].__call__
-        return {str(item.arg) for item in given} <= inspect.signature(call).parameters.keys()
+        return names <= inspect.signature(call).parameters.keys()
 
     def dropout(
         self, file: File, function: Function, *given: ast.expr, dims: tuple[int, ...] = ()
@@ -233,8 +234,7 @@ def _reaches(
     """Returns whether calls of a module or function run one of some functions, or such a layer."""
     if not isinstance(callee, nn.Module):
         return callee in functions
-    is_layer = file.layers.layer_of(type(callee)) is not None
-    if isinstance(callee, nn.Sequential) and is_layer:
+    if isinstance(callee, nn.Sequential) and type(callee).forward is nn.Sequential.forward:
         return any(_reaches(file, part, functions, does) for part in callee)
     return does(callee) or file.recording.function_of(type(callee).forward) in functions
 

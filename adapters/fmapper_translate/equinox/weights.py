@@ -47,8 +47,8 @@ class Statistics:
     def __getitem__(self, layer):
         if id(layer) not in self.layers:
             raise ValueError(
-                "a layer is not one of the model that the statistics were made of, but a copy: make "
-                "them inside of the function that is differentiated or compiled"
+                "a layer is not one of the model that the statistics were made of, but a copy: "
+                "make them inside of the function that is differentiated or compiled"
             )
         return self.layers[id(layer)]
 
@@ -58,8 +58,7 @@ class Statistics:
     def update(self):
         """Returns the model with the new statistics."""
         new = {at: layer for at, layer in self.layers.items() if id(layer) != at}
-        is_leaf = lambda x: id(x) in new  # noqa: E731
-        return jax.tree.map(lambda x: new.get(id(x), x), self.model, is_leaf=is_leaf)
+        return jax.tree.map(lambda x: new.get(id(x), x), self.model, is_leaf=lambda x: id(x) in new)
 
 
 def set_part(owner, name, value):

@@ -197,6 +197,20 @@ def gap_of(module: nn.Module) -> str:
     return ""
 
 
+def unused_counters(model: nn.Module, *, counts: bool) -> set[str]:
+    """Returns the names of counters of batches that layers of a file do not have.
+
+    Args:
+        model: The model.
+        counts: Whether those do that need one, since their statistics are plain means.
+    """
+    return {
+        f"{path}.num_batches_tracked".removeprefix(".")
+        for path, part in model.named_modules(remove_duplicate=False)
+        if "num_batches_tracked" in part._buffers and not (counts and part.momentum is None)
+    }
+
+
 def _tuple(value: Any) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else (value,)
 

@@ -99,15 +99,14 @@ class Statistics:
 
 def collects_statistics(model: Any) -> bool:
     """Returns whether calls of a model take a collector of statistics by keyword."""
-    method = getattr(type(model), "__call__", None)  # noqa: B004 - it is wanted, not asked for
-    if closure.is_function(model) or not isinstance(method, Callable):
+    if closure.is_function(model) or not callable(model):
         return False
-    parameter = inspect.signature(method).parameters.get(Statistics.name)
+    parameter = inspect.signature(type(model).__call__).parameters.get(Statistics.name)
     return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def statistics_of(model: Any) -> set[str]:
-    """Returns the names of the arrays that such calls change: the buffers of layers that take it."""
+    """Returns the names of the arrays that such calls change: buffers of what takes it."""
     return {
         f"{path}.{name}"
         for path, node in closure.objects_at(model)

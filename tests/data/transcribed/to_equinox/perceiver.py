@@ -56,10 +56,14 @@ class Linear(eqx.nn.Linear):
         return y if self.bias is None else y + self.bias
 
 
-def takes_key(part):
-    """Returns whether calls of a module take a random key."""
-    takes = "key" in inspect.signature(type(part).__call__).parameters
-    return takes or isinstance(part, eqx.nn.Dropout)
+def call_part(part, *args, key=None, statistics=None, **options):
+    """Calls a part of a model with a random key and statistics, if it takes them."""
+    names = inspect.signature(type(part).__call__).parameters
+    if "key" in names or isinstance(part, eqx.nn.Dropout):
+        options["key"] = key
+    if "statistics" in names:
+        options["statistics"] = statistics
+    return part(*args, **options)
 
 
 class Sequential(eqx.Module):
@@ -88,10 +92,10 @@ class Sequential(eqx.Module):
         parts = [*self][at]
         return Sequential(*parts) if isinstance(at, slice) else parts
 
-    def __call__(self, x, *, key=None):
+    def __call__(self, x, *, key=None, statistics=None):
         keys = Keys(key)
         for part in self:
-            x = part(x, key=keys()) if takes_key(part) else part(x)
+            x = call_part(part, x, key=keys(), statistics=statistics)
         return x
 
 

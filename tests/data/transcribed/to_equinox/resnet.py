@@ -63,26 +63,44 @@ def buffer(*, saved=True, **options):
 
 
 class BatchNorm2d(eqx.Module):
-    """Normalisation of channels, which come second, by statistics that are not trained."""
+    """Normalisation of channels, which come second, in training by those of the batch."""
 
     weight: jax.Array | None
     bias: jax.Array | None
     eps: float = eqx.field(static=True)
+    momentum: float | None = eqx.field(static=True)
     inference: bool
     running_mean: jax.Array = buffer()
     running_var: jax.Array = buffer()
+    num_batches_tracked: jax.Array | None = buffer()
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True):
         self.weight = jnp.ones(num_features) if affine else None
         self.bias = jnp.zeros(num_features) if affine else None
         self.running_mean, self.running_var = jnp.zeros(num_features), jnp.ones(num_features)
-        self.eps, self.inference = eps, False
+        self.num_batches_tracked = jnp.zeros((), int) if momentum is None else None
+        self.eps, self.momentum, self.inference = eps, momentum, False
 
-    def __call__(self, x):
-        if not self.inference:
-            raise NotImplementedError("statistics do not change here; see eqx.nn.inference_mode")
-        mean, var = jax.lax.stop_gradient((self.running_mean, self.running_var))
+    def __call__(self, x, *, statistics=None):
+        if self.inference:
+            mean, var = jax.lax.stop_gradient((self.running_mean, self.running_var))
+            return batch_norm(x, self.eps, self.weight, self.bias, mean=mean, var=var)
+        if statistics is None:
+            raise ValueError("in training, pass statistics=Statistics(model) to the call")
+        axes = (0, *range(2, x.ndim))
+        mean, var, count = x.mean(axes), x.var(axes), x.size // x.shape[1]
+        statistics[self] = statistics[self].add_batch(mean, var * count / (count - 1))
         return batch_norm(x, self.eps, self.weight, self.bias, mean=mean, var=var)
+
+    def add_batch(self, mean, var):
+        """Returns the layer with the statistics of one more batch."""
+        names, rate, new = ["running_mean", "running_var"], self.momentum, []
+        if rate is None:
+            new, rate = [self.num_batches_tracked + 1], 1 / (self.num_batches_tracked + 1)
+            names.insert(0, "num_batches_tracked")
+        new += [(1 - rate) * self.running_mean + rate * mean]
+        new += [(1 - rate) * self.running_var + rate * var]
+        return eqx.tree_at(lambda layer: [getattr(layer, name) for name in names], self, new)
 
 
 def uniform_init(low, high):
@@ -211,10 +229,14 @@ class MaxPool2d(eqx.Module):
         )
 
 
-def takes_key(part):
-    """Returns whether calls of a module take a random key."""
-    takes = "key" in inspect.signature(type(part).__call__).parameters
-    return takes or isinstance(part, eqx.nn.Dropout)
+def call_part(part, *args, key=None, statistics=None, **options):
+    """Calls a part of a model with a random key and statistics, if it takes them."""
+    names = inspect.signature(type(part).__call__).parameters
+    if "key" in names or isinstance(part, eqx.nn.Dropout):
+        options["key"] = key
+    if "statistics" in names:
+        options["statistics"] = statistics
+    return part(*args, **options)
 
 
 class Sequential(eqx.Module):
@@ -243,10 +265,10 @@ class Sequential(eqx.Module):
         parts = [*self][at]
         return Sequential(*parts) if isinstance(at, slice) else parts
 
-    def __call__(self, x, *, key=None):
+    def __call__(self, x, *, key=None, statistics=None):
         keys = Keys(key)
         for part in self:
-            x = part(x, key=keys()) if takes_key(part) else part(x)
+            x = call_part(part, x, key=keys(), statistics=statistics)
         return x
 
 
@@ -391,22 +413,22 @@ class Bottleneck(eqx.Module):
         self.downsample = downsample
         self.stride = stride
 
-    def __call__(self, x):
+    def __call__(self, x, *, statistics=None):
         identity = x
 
         out = self.conv1(x)
-        out = self.bn1(out)
+        out = self.bn1(out, statistics=statistics)
         out = self.relu(out)
 
         out = self.conv2(out)
-        out = self.bn2(out)
+        out = self.bn2(out, statistics=statistics)
         out = self.relu(out)
 
         out = self.conv3(out)
-        out = self.bn3(out)
+        out = self.bn3(out, statistics=statistics)
 
         if self.downsample is not None:
-            identity = self.downsample(x)
+            identity = self.downsample(x, statistics=statistics)
 
         out += identity
         out = self.relu(out)
@@ -430,7 +452,6 @@ class ResNet(eqx.Module):
     layer4: Sequential
     avgpool: AdaptiveAvgPool2d
     fc: Linear
-    inference: bool  # set by eqx.nn.inference_mode
 
     def __init__(
         self,
@@ -518,7 +539,6 @@ class ResNet(eqx.Module):
                 raise NotImplementedError(
                     "the source does something else here, which no example has shown"
                 )
-        self.inference = False
 
     def _make_layer(self, block, planes, blocks, stride=1, dilate=False, *, key):
         keys = Keys(key)
@@ -564,20 +584,16 @@ class ResNet(eqx.Module):
 
         return Sequential(*layers)
 
-    def __call__(self, x):
-        if not self.inference:
-            raise NotImplementedError(
-                "this file is for evaluation alone: bn1 changes its statistics in training, and a module of Equinox does not change when it is called; write it for Flax"
-            )
+    def __call__(self, x, *, statistics=None):
         x = self.conv1(x)
-        x = self.bn1(x)
+        x = self.bn1(x, statistics=statistics)
         x = self.relu(x)
         x = self.maxpool(x)
 
-        x = self.layer1(x)
-        x = self.layer2(x)
-        x = self.layer3(x)
-        x = self.layer4(x)
+        x = self.layer1(x, statistics=statistics)
+        x = self.layer2(x, statistics=statistics)
+        x = self.layer3(x, statistics=statistics)
+        x = self.layer4(x, statistics=statistics)
 
         x = self.avgpool(x)
         x = x.reshape(x.shape[0], -1)
@@ -625,3 +641,34 @@ def source_state(model):
     named = [(name_in_source(model, path), array) for path, array in leaves]
     state = {name: array for name, array in named if name is not None}
     return state | {second: state[first] for second, first in TIED.items()}
+
+
+class Statistics:
+    """The statistics of batches that the layers of a model collect in calls in training.
+
+    Make it of the model, inside of the function that is differentiated or compiled, pass it to the
+    call, and go on with what `update` returns:
+
+        statistics = Statistics(model)
+        y = model(x, statistics=statistics)
+        model = statistics.update()
+    """
+
+    def __init__(self, model):
+        self.model, self.layers = model, {id(part): part for _, part in iter_modules(model)}
+
+    def __getitem__(self, layer):
+        if id(layer) not in self.layers:
+            raise ValueError(
+                "a layer is not one of the model that the statistics were made of, but a copy: "
+                "make them inside of the function that is differentiated or compiled"
+            )
+        return self.layers[id(layer)]
+
+    def __setitem__(self, layer, new):
+        self.layers[id(layer)] = new
+
+    def update(self):
+        """Returns the model with the new statistics."""
+        new = {at: layer for at, layer in self.layers.items() if id(layer) != at}
+        return jax.tree.map(lambda x: new.get(id(x), x), self.model, is_leaf=lambda x: id(x) in new)
