@@ -34,6 +34,8 @@ CLASSES = {
     OK: "the same numbers",
     MISMATCH: "other numbers, and no error",
     "rounding": "no more than four times as far from torch as torch is from itself in float64",
+    "specialized": "right under jit with specialize=True alone, for sizes of the examples",
+    "sized by values": "likewise, and sizes of outputs depend on values, which jit never allows",
     "unsupported": "refused at conversion: operations without a lowering",
     "refused": "refused at conversion for another reason",
     "error": "an error while the converted model ran",
@@ -49,7 +51,8 @@ CLASSES = {
 }
 
 
-NO_CASES = ("not built", "torch.export", "torch")  # torch gives nothing to compare with
+# torch gives nothing to compare with, or no compiled program could give the same.
+NO_CASES = ("not built", "torch.export", "torch", "sized by values")
 WAITING = 10  # how many times its own time a case may take on a busy machine
 
 

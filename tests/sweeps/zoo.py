@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 import warnings
 from typing import Any
 
 from sweeps import sweeping
 
 TOLERANCE = 1e-4
+SIZED_BY_VALUES = "sized by values"
 HALVES = 100  # how much more numbers of 16 bits may differ
 
 
@@ -61,6 +63,7 @@ def converted_case(
         kind = "torch.export" if export else "refused"
         return {"class": kind, "reason": sweeping.reason(error), "trace": sweeping.trace(error)}
     specialized = converted._code.concrete
+    by_values = sizes_follow_values(converted.program)
     if specialized:  # it runs eagerly only: as it is for the values of the examples
         converted = fmapper.convert(model, "jax", args, kwargs, specialize=True, **options)
         if converted._code.concrete:
@@ -71,6 +74,8 @@ def converted_case(
     )
     options = {}
     if converted._code.random:
+        if sizes_follow_draws(model, args, kwargs):
+            return {"class": SIZED_BY_VALUES, "reason": "its sizes follow the numbers it draws"}
         want, drawn = with_draws(model, args, kwargs)
         replay(converted._code, drawn)
         options["key"] = __import__("jax").random.key(0)
@@ -92,7 +97,28 @@ def converted_case(
             reason += f"; torch.export has recorded it so: its program is off by {recorded:.2e}"
         return {"class": "MISMATCH", "reason": reason, "worst": worst, "times": times}
     about = {"checks": len(converted._code.checks), "specialized": specialized}
+    if specialized:
+        kind = SIZED_BY_VALUES if by_values else "specialized"
+        return {"class": kind, "reason": by_values, "worst": worst, "times": times} | about
     return {"class": "ok", "worst": worst, "times": times} | about
+
+
+def sizes_follow_values(program: Any) -> str:
+    """Says which output has a size that depends on values: no compiled function returns it."""
+    made = {call.name: call for call in program.graph.calls}
+    for at, value in enumerate(program.graph.outputs):
+        call = made.get(getattr(value, "name", ""))
+        shapes = [str(shape) for _, shape in call.result] if call else []
+        if any(re.search(r"\bu\d+", shape) for shape in shapes):
+            return f"output {at}, of {call.op}, has shape {shapes[0]}"
+    return ""
+
+
+def sizes_follow_draws(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the module gives outputs of other shapes where it draws other numbers."""
+    outputs = [with_draws(model, args, kwargs, seed)[0] for seed in (3, 4)]
+    shapes = [[x.shape for x in parts(output)] for output in outputs]
+    return shapes[0] != shapes[1]
 
 
 def compiled_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
@@ -163,7 +189,9 @@ def on_other_values(
     return difference(got, want)
 
 
-def with_draws(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+def with_draws(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int = 3
+) -> tuple[Any, list[Any]]:
     """What a module gives, and with it the random numbers that it draws: their operation first."""
     import copy
 
@@ -179,7 +207,7 @@ def with_draws(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
                 drawn.append((plain_name(func._schema.name), result.detach().clone()))
             return result
 
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     given = copy.deepcopy((args, kwargs))
     with Listener(), torch.no_grad():
         return model(*given[0], **given[1]), drawn

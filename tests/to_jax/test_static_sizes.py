@@ -195,6 +195,22 @@ def test_what_runs_eagerly_only_is_said_with_its_lines_and_can_be_specialised() 
             model(given.numpy(), mask.numpy())
 
 
+def test_bins_whose_number_is_asserted_compile() -> None:
+    def forward(x: Any) -> Any:
+        bins = torch.bincount(x)
+        torch._check(bins.shape[0] == 4)
+        return bins
+
+    x = torch.tensor([3, 1, 1, 0])
+    model = fmapper.convert(converting.Function(forward), "jax", (x,), check=False)
+    assert not model._code.concrete
+    for given in (x, torch.tensor([3, 3, 0, 3])):
+        converting.compare(jax.jit(model)(given.numpy()), torch.bincount(given))
+    for given in (x - 1, x + 1):
+        with pytest.raises(fmapper.ProgramInputError, match="asserts"):
+            model(given.numpy())
+
+
 @pytest.mark.nightly
 def test_known_sizes_of_repeated_rows_and_sorted_values() -> None:
     def forward(x: Any, n: Any) -> Any:

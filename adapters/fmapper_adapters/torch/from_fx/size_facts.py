@@ -83,6 +83,7 @@ _SIZED = {
     torch.ops.aten.unique_consecutive,
     torch.ops.aten._unique2,
     torch.ops.aten.repeat_interleave,
+    torch.ops.aten.bincount,
 }
 _INDEX = torch.ops.aten.index
 

@@ -124,6 +124,25 @@ def _repeat_interleave(writer: Writer, call: Call) -> bool:
     return True
 
 
+@_source("bincount")
+def _bincount(writer: Writer, call: Call) -> bool:
+    """Uses the number of bins if it is asserted, or is the least that is asked for."""
+    x, weights, least = (*call.args, None, 0)[:3]
+    size = writer.named_shape(call.result[0][1])[0]
+    if weights is not None or not isinstance(size, int) or not math.prod(writer.static(x)):
+        raise Remains(call.op)
+    least = call.kwargs.get("minlength", least)
+    bins = writer.add("aten::amax.default", x, shape=(), dtype=writer.dtype(x))
+    bins = writer.add("aten::add.Tensor", bins, 1, shape=(), dtype="int64")
+    bins = writer.add("aten::clamp.default", bins, least, shape=(), dtype="int64")
+    writer.assert_size(writer.add("aten::item.default", bins), size)
+    zeros = writer.add("aten::full.default", (size,), 0, dtype="int64", shape=(size,))
+    ones = writer.add("aten::ones_like.default", x, dtype="int64", shape=writer.static(x))
+    call = dataclasses.replace(call, op="aten::index_add.default", args=(zeros, 0, x, ones))
+    writer.keep(dataclasses.replace(call, kwargs={}))
+    return True
+
+
 def _unique_of(writer: Writer, call: Call, op: str, x: Ref) -> bool:
     dims = (*call.args[3:], call.kwargs.get("dim")) if "consecutive" in op else ()
     if (
