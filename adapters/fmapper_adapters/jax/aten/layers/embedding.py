@@ -74,7 +74,7 @@ def embedding_bag(
         The bags, the bag of each index, the bags' sizes, and the indices of the maxima.
     """
     count = offsets.shape[0] - int(include_last_offset)
-    number = jnp.promote_types(indices.dtype, offsets.dtype)
+    number = jnp.result_type(indices, offsets)
     at = jnp.arange(indices.shape[0], dtype=number)
     bag = jnp.searchsorted(offsets[:count].astype(number), at, side="right") - 1
     used = jnp.ones(indices.shape, bool)
