@@ -65,6 +65,7 @@ class File(walk.File):
         collects: Functions that are given what collects statistics in training.
         tables: Names of tables of classes -> their code.
         attributes: Classes -> the attributes that their constructors set.
+        naming: Classes whose constructors compute the names of attributes.
         fallen: Functions that are written by their operations -> the reason.
         scans: The lists that are stacked, and called by scans.
         without_initial_values: Classes whose constructors give parameters values that the file
@@ -105,6 +106,7 @@ class File(walk.File):
         self.collects: set[type | Function | None] = set()
         self.takers: set[type | None] = set()
         self.attributes: dict[type, dict[str, None]] = defaultdict(dict)
+        self.naming: set[type | None] = set()
         self.fallen: dict[str, str] = {}
         self.scans: list[Lists] = []
         self.tables: dict[str, ast.expr] = {}

@@ -36,7 +36,6 @@ from fmapper_translate.walk.statements import SIGNS, bare
 if TYPE_CHECKING:
     from fmapper_translate.files import File
 
-_FIXED = "a module's attributes have fixed names there"
 _SETTERS = frozenset({"add_module", "register_module", "register_parameter"})
 
 
@@ -172,8 +171,7 @@ class Statements(walk.Statements):
                 yield arrays.write_part(self.expressions, target, value)
                 return
             if isinstance(target.value, ast.Attribute) and target.value.attr == "_modules":
-                if self._file.target.is_tree:
-                    raise NotTranscribed(_FIXED)
+                buffers.note_names(self.expressions, target.value.value)
                 codes = map(self.code, (target.value.value, target.slice, value))
                 yield f"setattr({', '.join(map(text, codes))})"
                 return
@@ -310,8 +308,8 @@ class Statements(walk.Statements):
                     return
             named = f"{owner}.add_module(" if is_named else f"setattr({owner}, "
             is_list = kinds == {nn.ModuleList}  # whose next place is the name
-            if self._file.target.is_tree and not is_named and not is_list:
-                raise NotTranscribed(_FIXED)
+            if not is_named and not is_list:
+                buffers.note_names(self.expressions, func.value)
             yield f"{owner}.append({codes[1]})" if is_list else f"{named}{', '.join(codes)})"
         elif (
             callee is print
@@ -324,6 +322,9 @@ class Statements(walk.Statements):
         ):
             array = arrays.argument(self.expressions, call.args[0])
             yield self._option(array, *map(self.code, call.args[1:]))
+        elif callee is setattr:
+            buffers.note_names(self.expressions, call.args[0])
+            yield text(self.code(call))
         elif library.is_config(owner):
             return  # its fields are what they are then
         elif initial_values.is_initialization(callee):

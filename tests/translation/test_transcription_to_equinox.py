@@ -138,9 +138,7 @@ def test_an_array_at_two_places_is_for_evaluation_alone():
     model, x = Twice(), torch.randn(3, 2)
     made = transcribe(model, (x,), ((), {}), target="equinox")
     assert "second.weight is first.weight" in made.only_evaluation
-    space = run_file_names(made.whole)
-    weights = {name: value.numpy() for name, value in made.weights.items()}
-    twin = space["load_weights"](space["make_model"](key=jax.random.key(0)), weights)
+    _, twin = opened(made, model)
     with pytest.raises(NotImplementedError, match="for evaluation alone: second"):
         twin(x.numpy())
     found = eqx.nn.inference_mode(twin)(x.numpy())
@@ -166,16 +164,27 @@ def test_a_model_that_its_calls_change_is_refused():
 class Named(nn.Module):
     def __init__(self, depth):
         super().__init__()
+        self.depth = depth
         for i in range(depth):
             self.add_module(f"layer{i}", nn.Linear(2, 2))
+            setattr(self, f"norm{i}", nn.LayerNorm(2))
+            self.register_buffer(f"scale{i}", torch.full((2,), i + 1.0))
 
     def forward(self, x):
-        return self.layer0(x)
+        for i in range(self.depth):
+            x = getattr(self, f"norm{i}")(getattr(self, f"layer{i}")(x))
+            x = x * getattr(self, f"scale{i}")
+        return x
 
 
-def test_attributes_that_are_named_while_a_model_is_made_are_refused():
-    with pytest.raises(NotTranscribed, match="attributes have fixed names"):
-        transcribe(Named(2), (torch.ones(3, 2),), ((2,), {}), target="equinox")
+def test_attributes_that_are_named_while_a_model_is_made_are_fields():
+    model, x = Named(2).eval(), torch.randn(3, 2)
+    space, twin = opened(transcribe(model, (x,), ((2,), {}), target="equinox"), model)
+    assert np.allclose(twin(x.numpy()), model(x).detach(), atol=1e-6)
+    assert space["source_state"](twin).keys() == model.state_dict().keys()
+    assert space["Named"](1, key=jax.random.key(0)).layer1 is None
+    with pytest.raises(AttributeError, match="layer2"):
+        space["Named"](3, key=jax.random.key(0))
 
 
 def test_the_source_is_asked_first(transcribed):
@@ -189,6 +198,13 @@ def run_file_names(code):
     space = {}
     exec(code, space)
     return space
+
+
+def opened(made, model):
+    """The names of a file, and its model with the weights of the source."""
+    space = run_file_names(made.whole)
+    weights = {name: model.state_dict()[name].numpy().copy() for name in made.weights}
+    return space, space["load_weights"](space["make_model"](key=jax.random.key(0)), weights)
 
 
 @pytest.mark.parametrize("name", CORPUS)

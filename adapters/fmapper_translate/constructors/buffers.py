@@ -47,8 +47,23 @@ def register_buffer(statements: Statements, call: ast.Call) -> Iterator[str]:
         part = ast.Attribute(call.func.value, str(name.value), ast.Store())
         yield statements.set_value(part, made)
     else:
+        note_names(expressions, call.func.value)
         owner = text(expressions.code(call.func.value))
         yield f"setattr({owner}, {text(expressions.code(name))}, {text(made)})"
+
+
+def note_names(expressions: Expressions, owner: ast.expr) -> None:
+    """Notes that a function sets attributes of an object by names that it computes.
+
+    Raises:
+        NotTranscribed: The target has only attributes that a class declares, and the object is not
+            the function's own.
+    """
+    file, function = expressions.file, expressions.function
+    is_own = function.is_method and isinstance(owner, ast.Name) and owner.id == "self"
+    if file.target.is_tree and not is_own:
+        raise NotTranscribed("attributes of another module are set by names that are computed")
+    file.naming.add(function.owner)
 
 
 def is_buffer(expressions: Expressions, base: ast.expr, name: str) -> bool:

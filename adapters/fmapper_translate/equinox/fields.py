@@ -22,7 +22,7 @@ def fields_of(file: File, cls: type) -> Iterator[str]:
     modules: Iterable[nn.Module] = file.model.modules()
     parts = [part for part in modules if cls in type(part).__mro__]
     always = set(_set_always(file, cls))
-    for name in file.attributes.get(cls, ()):
+    for name in (*file.attributes.get(cls, ()), *_names_computed(file, cls, parts)):
         if name == file.target.mode:
             yield f"{name}: bool  # set by eqx.nn.inference_mode"
             continue
@@ -39,6 +39,19 @@ def fields_of(file: File, cls: type) -> Iterator[str]:
             yield f"{name}: {kind} = {function or 'eqx.field'}({', '.join(options)})"
         else:
             yield f"{name}: {kind}"
+
+
+def _names_computed(file: File, cls: type, parts: list[nn.Module]) -> Iterator[str]:
+    """Returns the attributes that a class's constructor sets by names that it computes."""
+    declared = {name for base in cls.__mro__ for name in file.attributes.get(base, ())}
+    groups = [
+        group
+        for part in parts if cls in file.naming
+        for group in (part._parameters, part._buffers, part._modules, vars(part))
+    ]  # fmt: skip
+    for name in dict.fromkeys(name for group in groups for name in group):
+        if not name.startswith("_") and name not in (*declared, "training"):
+            yield name
 
 
 def _set_always(file: File, cls: type) -> Iterator[str]:
