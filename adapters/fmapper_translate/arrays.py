@@ -360,8 +360,9 @@ def refuse_change(expressions: Expressions, target: ast.expr) -> None:
     """
     file = expressions.file
     if isinstance(target, ast.Attribute) and file.target.is_tree:
-        is_module = any(isinstance(x, nn.Module) for x in expressions.values(target.value))
-        if is_module and not file.constructs(expressions.function):
+        owners = [x for x in expressions.values(target.value) if isinstance(x, nn.Module)]
+        is_slot = any(file.slots.has(owner, target.attr) for owner in owners)
+        if owners and not is_slot and not file.constructs(expressions.function):
             raise NotTranscribed(f"{ast.unparse(target)} changes when the model is called")
 
 

@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import operator
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,13 @@ def call_parts(expressions: Expressions, node: ast.Call) -> ast.Call:
         return expressions.plain_call(node, func, more)
     made = expressions.plain_call(node, expr("call_part"), more)
     return ast.Call(made.func, [func, *made.args], made.keywords)
+
+
+def may_be_module(expressions: Expressions, node: ast.Call, callee: Any) -> bool:
+    """Returns whether a call is of a function without a name, and of a module another time."""
+    is_nameless = expressions.file.recording.function_of(callee) is None
+    values = expressions.values(node.func) if isinstance(callee, types.FunctionType) else []
+    return is_nameless and any(isinstance(item, nn.Module) for item in values)
 
 
 def with_new_keywords(node: ast.Call, layer: Layer | None) -> ast.Call:

@@ -272,6 +272,8 @@ class Expressions(walk.Expressions):
             if function is not None:
                 return self._call_with(node, function, node.func)
             return self._call_module(node, callee)
+        if calls.may_be_module(self, node, callee):
+            return calls.call_parts(self, node)
         applied = class_applied(callee)
         if applied is not None:
             calls.add_functions_of(self.file, applied)
@@ -394,8 +396,7 @@ class Expressions(walk.Expressions):
         return isinstance(value, torch.device) or type(value).__module__ == "packaging.version"
 
     def _call_module(self, node: ast.Call, module: nn.Module) -> ast.expr:
-        kind = type(module)
-        table = self.file.layers
+        kind, table = type(module), self.file.layers
         is_known = table.layer_of(kind) is not None or kind in table.activations
         is_known |= table.base_of(kind) is not None and parametrize.is_parametrized(module)
         if layers.is_library_module(kind) and not is_known and not self.file.add(kind):

@@ -141,7 +141,7 @@ class File(walk.File):
             for layer in [self.layers.base_of(type(part))]
             for name, array in [*part._parameters.items(), *part._buffers.items()]
         }
-        self.slots = Slots(recording, model, self.constructs, exist=not target.is_tree)
+        self.slots = Slots(recording, model, self.constructs)
         self._activations: dict[str, str] = {}
         self._tied: dict[int, tuple[type | None, str]] = {}
 

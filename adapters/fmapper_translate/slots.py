@@ -24,7 +24,6 @@ class Slots:
         recording: What the source did.
         model: The model.
         constructs: Returns whether a function runs only when a model is made.
-        exist: Whether files have any.
 
     Attributes:
         are_kept: Whether a later call reads what one has left, as a table of a size; in a file each
@@ -32,17 +31,12 @@ class Slots:
     """
 
     def __init__(
-        self,
-        recording: Recording,
-        model: nn.Module,
-        constructs: Callable[[Function], bool],
-        *,
-        exist: bool,
+        self, recording: Recording, model: nn.Module, constructs: Callable[[Function], bool]
     ) -> None:
         self._recording = recording
         self._constructs = constructs
         self.are_kept = False
-        self._names = dict(self._find(model)) if exist else {}
+        self._names = dict(self._find(model))
 
     def has(self, owner: object, name: str) -> bool:
         """Returns whether an attribute of an object is one."""

@@ -215,3 +215,42 @@ def test_files_of_the_corpus_are_their_golden_ones_and_are_proved(name):
     assert made.code == pathlib.Path(GOLDEN, "to_equinox", f"{name}.py").read_text()
     proof = made.prove(model, inputs)
     assert proof, proof
+
+
+class Scaled(nn.Module):
+    """Keeps what one method computes for another one, and calls modules and functions alike."""
+
+    def __init__(self, width=3):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, width)
+        self.drop = nn.Dropout(0.5)
+
+    def down(self, x):
+        self.scale = x.abs().mean(-1, keepdim=True)
+        return x / self.scale
+
+    def around(self, x, inner):
+        return x + inner(self.norm(x))
+
+    def forward(self, keys):
+        x = self.around(self.down(keys), self.linear)
+        x = self.around(x, lambda y: self.drop(self.linear(y)))
+        return self.around(x, self.drop) * self.scale
+
+
+def test_values_that_methods_share_within_a_call_are_in_slots():
+    torch.manual_seed(0)
+    model, x = Scaled().eval(), torch.randn(4, 3)
+    made = transcribe(model, (x,), target="equinox")
+    assert not made.only_evaluation
+    assert "scale: Slot = eqx.field(static=True)" in made.code
+    assert "call_part(inner, self.norm(x), key=keys())" in made.code
+    space, twin = opened(made, model)
+    still = eqx.nn.inference_mode(twin)
+    found = eqx.filter_jit(still)(x.numpy())
+    assert np.allclose(found, model(x).detach(), atol=1e-5)
+    other = space["make_model"](key=jax.random.key(1))
+    assert jax.tree.structure(other) == jax.tree.structure(twin)
+    first, second = (eqx.filter_jit(twin)(x.numpy(), key=jax.random.key(i)) for i in range(2))
+    assert not np.allclose(first, second)

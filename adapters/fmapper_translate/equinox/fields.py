@@ -21,8 +21,11 @@ def fields_of(file: File, cls: type) -> Iterator[str]:
     """Returns the fields that the constructor of a class sets, and that its bases do not."""
     modules: Iterable[nn.Module] = file.model.modules()
     parts = [part for part in modules if cls in type(part).__mro__]
-    always = set(_set_always(file, cls))
+    always, slots = set(_set_always(file, cls)), file.slots.names(cls, file.maker_of)
+    yield from (f"{name}: Slot = eqx.field(static=True)" for name in slots)
     for name in (*file.attributes.get(cls, ()), *_names_computed(file, cls, parts)):
+        if name in slots:
+            continue
         if name == file.target.mode:
             yield f"{name}: bool  # set by eqx.nn.inference_mode"
             continue

@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from fmapper_translate.equinox.weights import Keys, buffer
+from fmapper_translate.equinox.weights import Keys, buffer, iter_modules
 from fmapper_translate.targets.functions import batch_norm, flatten, ntuple, uniform_init
 
 if TYPE_CHECKING:
@@ -353,6 +353,26 @@ def call_part(part, *args, key=None, statistics=None, **options):
     if "statistics" in names:
         options["statistics"] = statistics
     return part(*args, **options)
+
+
+class Slot:
+    """The place of a value that methods of a module share within a call of the model."""
+
+    value = None
+
+    def __eq__(self, other):
+        return isinstance(other, Slot)  # or two models would be trees of two structures
+
+    def __hash__(self):
+        return hash(Slot)
+
+
+def forget(module):
+    """Has the slots in a module hold nothing, as a call finds them."""
+    for _, part in iter_modules(module):
+        for slot in vars(part).values():
+            if isinstance(slot, Slot):
+                slot.value = None
 
 
 class Rearrange(eqx.Module):

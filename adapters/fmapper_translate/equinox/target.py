@@ -104,15 +104,16 @@ class EquinoxTarget(Target):
 
     def frame(self, file: File, function: Function, body: list[str]) -> list[str]:
         """Returns the lines with the keys that are split off the one that is given."""
-        if sum(line.count(_KEYS) for line in body) == 0:
+        keys = _keys_of(function)
+        if sum(line.count(keys) for line in body) == 0:
             return body
-        at = document_end(function, body)
-        return [*body[:at], f"keys = Keys({_name_of_key(function)})", *body[at:]]
+        at, keys = document_end(function, body), keys.removesuffix("()")
+        return [*body[:at], f"{keys} = Keys({_name_of_key(function)})", *body[at:]]
 
     def key(self, file: File, function: Function) -> ast.expr:
         """Returns the next key that was split off."""
         file.draws.add(function)
-        return expr(_KEYS)
+        return expr(_keys_of(function))
 
     def extras(self, file: File, function: Function, *callees: Any) -> list[ast.keyword]:
         """Returns a key for what draws, and statistics for what collects, as its caller then does.
@@ -121,29 +122,32 @@ class EquinoxTarget(Target):
             NotTranscribed: A function has another variable of that name.
         """
         targets = [
-            file.recording.function_of(type(item).forward) if isinstance(item, nn.Module) else item
+            item if isinstance(item, Function) else file.recording.function_of(
+                type(item).forward if isinstance(item, nn.Module) else item
+            )
             for item in callees
-        ]
+        ]  # fmt: skip
         callers = {*filter(None, targets), *([] if file.constructs(function) else [function])}
         given = []
         if any(_reaches(file, item, file.draws, _draws) for item in callees):
             file.draws |= callers
             names = {_name_of_key(target) for target in targets if target is not None}
-            given += [ast.keyword(name, expr(_KEYS)) for name in names or {"key"}]
+            given += [ast.keyword(name, expr(_keys_of(function))) for name in names or {"key"}]
         collects = (_reaches(file, item, file.collects, _collects) for item in callees)
         if not file.only_evaluation and any(collects):
             for item in callers:
-                if any(getattr(node, "id", getattr(node, "arg", "")) == _STATISTICS
-                       for node in item.nodes if isinstance(node, ast.Name | ast.arg)):  # fmt: skip
+                if _STATISTICS in _variables(item):
                     raise NotTranscribed(f"{item.label} has a variable `{_STATISTICS}` of its own")
             file.collects |= callers
             if not file.constructs(function):
                 given += [ast.keyword(_STATISTICS, expr(_STATISTICS))]
         return given
 
-    def is_taken(self, file: File, module: nn.Module, given: list[ast.keyword]) -> bool:
+    def is_taken(self, file: File, module: Any, given: list[ast.keyword]) -> bool:
         """Returns whether calls of a module take keywords, which those of its class always do."""
         layer, names = file.layers.base_of(type(module)), {str(item.arg) for item in given}
+        if not isinstance(module, nn.Module):  # a function
+            return not names or file.recording.function_of(module) is not None
         if type(module) in file.layers.activations:
             return names <= ({"key"} if type(module) is nn.Identity else set())
         if layer is None or file.recording.function_of(type(module).forward) is not None:
@@ -165,10 +169,11 @@ class EquinoxTarget(Target):
     def keys_of_scan(self, function: Function, lines: list[str]) -> tuple[str, list[str], str]:
         """Returns a key for each block, of which its body splits off those that it needs."""
         key, given = _name_of_key(function), f"{_STATISTICS}={_STATISTICS}"
-        draws, collects = (any(x in line for line in lines) for x in (_KEYS, given))
+        keys = _keys_of(function)
+        draws, collects = (any(x in line for line in lines) for x in (keys, given))
         parameters = f", {key}" + f", {_STATISTICS}=None" * collects
-        arguments = f", {_KEYS}" * draws + f", {given}" * collects
-        return parameters, [f"keys = Keys({key})"] * draws, arguments
+        arguments = f", {keys}" * draws + f", {given}" * collects
+        return parameters, [f"{keys.removesuffix('()')} = Keys({key})"] * draws, arguments
 
     def read(self, array: ast.expr, value: Any, *, constructs: bool) -> ast.expr:
         """Returns an array, without a gradient if it is not trained."""
@@ -228,12 +233,24 @@ def _name_of_key(function: Function) -> str:
     return "random_key" if "key" in names else "key"
 
 
+def _keys_of(function: Function) -> str:
+    """Returns the code for a new key, where calls of a function need one."""
+    is_taken = function.name != "__init__" and "keys" in _variables(function)
+    return f"random_{_KEYS}" if is_taken else _KEYS
+
+
+def _variables(function: Function) -> set[str]:
+    """Returns the names of the variables of a function, and of those that it reads."""
+    names = (getattr(node, "id", getattr(node, "arg", None)) for node in function.nodes)
+    return {name for name in names if isinstance(name, str)}
+
+
 def _reaches(
     file: File, callee: Any, functions: Container[Any], does: Callable[[nn.Module], bool]
 ) -> bool:
     """Returns whether calls of a module or function run one of some functions, or such a layer."""
     if not isinstance(callee, nn.Module):
-        return callee in functions
+        return isinstance(callee, Function) and callee in functions
     if isinstance(callee, nn.Sequential) and type(callee).forward is nn.Sequential.forward:
         return any(_reaches(file, part, functions, does) for part in callee)
     return does(callee) or file.recording.function_of(type(callee).forward) in functions

@@ -22,8 +22,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
-
 from fmapper.translation import expr, literal
 
 if TYPE_CHECKING:
@@ -130,8 +128,8 @@ class Target(ABC):
             callees: What the call has called: modules, or a `Function`.
         """
 
-    def is_taken(self, file: File, module: nn.Module, given: list[ast.keyword]) -> bool:
-        """Returns whether calls of a module take such keywords."""
+    def is_taken(self, file: File, module: Any, given: list[ast.keyword]) -> bool:
+        """Returns whether calls of a module, or of a function in its place, take such keywords."""
         return True
 
     def more_parameters(self, file: File, function: Function) -> list[tuple[ast.arg, Any]]:
