@@ -99,8 +99,10 @@ def _decompositions() -> dict[Any, Any]:
     return dict(table.items())
 
 
-def has_computed_weights(module: torch.nn.Module) -> bool:
-    """Returns whether a hook of `weight_norm` or `spectral_norm` computes weights of a module."""
-    norms = torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm
-    kinds = {norm.__module__ for norm in norms}
+NORMS = torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm
+
+
+def has_computed_weights(module: torch.nn.Module, *norms: Any) -> bool:
+    """Returns whether a hook of such norms, by default of all, computes weights of a module."""
+    kinds = {norm.__module__ for norm in norms or NORMS}
     return any(type(hook).__module__ in kinds for hook in module._forward_pre_hooks.values())

@@ -192,8 +192,8 @@ class Conv3d(Conv1d):
     rank: ClassVar[int] = 3
 
 
-class ConvTranspose2d(Conv2d):
-    """A transposed convolution of images with the channels first."""
+class ConvTranspose1d(Conv1d):
+    """A transposed convolution of sequences with the channels first."""
 
     output_padding: tuple[int, ...] = eqx.field(static=True)
 
@@ -207,19 +207,31 @@ class ConvTranspose2d(Conv2d):
         self.in_channels, self.out_channels = in_channels, out_channels
         bound = math.prod(self.weight.shape[1:]) ** -0.5
         self.bias = uniform_init(-bound, bound)(key, (out_channels,)) if bias else None
-        self.output_padding = ntuple(output_padding, 2)
+        self.output_padding = ntuple(output_padding, self.rank)
 
     def __call__(self, x):
         reach = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
         sizes = zip(reach, self.padding, self.output_padding, strict=True)
-        kernel = jnp.flip(self.weight, (2, 3))
+        kernel = jnp.flip(self.weight, range(2, self.weight.ndim))
         kernel = kernel.reshape(self.groups, -1, *kernel.shape[1:]).swapaxes(1, 2)
         y = jax.lax.conv_general_dilated(
-            x, kernel.reshape(-1, *kernel.shape[2:]), (1, 1),
+            x, kernel.reshape(-1, *kernel.shape[2:]), (1,) * self.rank,
             [(r - p, r - p + more) for r, p, more in sizes], lhs_dilation=self.stride,
             rhs_dilation=self.dilation, feature_group_count=self.groups,
         )  # fmt: skip
-        return y if self.bias is None else y + self.bias[:, None, None]
+        return y if self.bias is None else y + self.bias.reshape(-1, *(1,) * self.rank)
+
+
+class ConvTranspose2d(ConvTranspose1d):
+    """A transposed convolution of images with the channels first."""
+
+    rank: ClassVar[int] = 2
+
+
+class ConvTranspose3d(ConvTranspose1d):
+    """A transposed convolution of volumes with the channels first."""
+
+    rank: ClassVar[int] = 3
 
 
 class MultiheadAttention(eqx.Module):

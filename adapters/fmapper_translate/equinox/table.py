@@ -23,8 +23,8 @@ _ROWS: dict[type, Layer] = {
     **{
         cls: Layer(cls.__name__)
         for cls in (
-            nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.LSTM, nn.GRU, nn.LSTMCell,
-            nn.GRUCell,
+            nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d,
+            nn.ConvTranspose3d, nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell,
         )
     },
     **{
@@ -39,4 +39,10 @@ _ROWS: dict[type, Layer] = {
 }  # fmt: skip
 _IDENTITY: Activation = ("eqx.nn.Identity()", NONE, NONE)
 _ACTIVATIONS = {**activations("jax.nn"), nn.Identity: _IDENTITY}
-LAYERS = Layers(_ROWS, _ACTIVATIONS, functions("jax.nn"), (recurrent, layers))
+_FUNCTIONS = {
+    **functions("jax.nn"),
+    nn.utils.weight_norm: "add_weight_norm",
+    nn.utils.parametrizations.weight_norm: "add_parametrized_weight_norm",
+    nn.utils.spectral_norm: "add_spectral_norm",
+}
+LAYERS = Layers(_ROWS, _ACTIVATIONS, _FUNCTIONS, (recurrent, layers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import types
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -15,8 +16,9 @@ from torch import nn
 from fmapper.translation import expr, text
 from fmapper_adapters.equinox.translation.build import open_file
 from fmapper_adapters.equinox.translation.dialect import EquinoxDialect
+from fmapper_translate._private import has_computed_weights
 from fmapper_translate.equinox import layers as equinox_layers
-from fmapper_translate.equinox import library, recurrent, scans, weights
+from fmapper_translate.equinox import library, norms, recurrent, scans, weights
 from fmapper_translate.equinox.fields import fields_of
 from fmapper_translate.equinox.table import LAYERS
 from fmapper_translate.functions import Function
@@ -46,7 +48,8 @@ class EquinoxTarget(Target):
     walk = "iter_modules"
     layers = LAYERS
     helpers: ClassVar[Sequence[types.ModuleType]] = (
-        equinox_layers, pools, recurrent, weights, derivatives, rows, functions, distributions,
+        equinox_layers, pools, recurrent, norms, weights, derivatives, rows, functions,
+        distributions,
     )  # fmt: skip
     scans: ClassVar[types.ModuleType] = scans
     library: ClassVar[Sequence[types.ModuleType]] = (library, target_transformers)
@@ -154,7 +157,8 @@ class EquinoxTarget(Target):
             return True
         space = {**vars(eqx.nn), **{k: x for item in self.helpers for k, x in vars(item).items()}}
         call = space[layer.name.removeprefix("eqx.nn.")].__call__
-        return names <= inspect.signature(call).parameters.keys()
+        taken = inspect.signature(call).parameters.keys()
+        return names <= taken | ({_STATISTICS} if _collects(module) else set())
 
     def dropout(
         self, file: File, function: Function, *given: ast.expr, dims: tuple[int, ...] = ()
@@ -212,9 +216,9 @@ class EquinoxTarget(Target):
 
     def open(self, net: types.ModuleType, name: str, weights: Mapping[str, Any]) -> Any:
         """Returns the arrays of a model, and the function that makes the model of them."""
-        model, _ = open_file(net, name, weights, train=False)
+        model, options = open_file(net, name, weights, train=False)
         arrays, rest = eqx.partition(model, eqx.is_array)
-        return arrays, lambda arrays: eqx.combine(arrays, rest)
+        return arrays, lambda arrays: functools.partial(eqx.combine(arrays, rest), **options)
 
 
 def document_end(function: Function, body: list[str]) -> int:
@@ -264,4 +268,5 @@ def _draws(module: nn.Module) -> bool:
 
 def _collects(module: nn.Module) -> bool:
     """Returns whether a layer collects statistics of batches in training."""
-    return type(module).forward is nn.BatchNorm2d.forward and bool(module.track_running_stats)
+    is_norm = type(module).forward is nn.BatchNorm2d.forward and bool(module.track_running_stats)
+    return is_norm or has_computed_weights(module, nn.utils.spectral_norm)

@@ -33,14 +33,12 @@ def for_evaluation(model: Any) -> Any:
 def open_file(
     net: ModuleType, name: str, weights: Mapping[str, Any], *, train: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns the module of a file in a mode, and the key that a call takes in training."""
+    """Returns the module of a file in a mode, and the key that a call takes."""
     make = getattr(net, name)
     arrays, rest = _initial(make)
     model = net.load_weights(eqx.combine(arrays, rest), jax.tree.map(jnp.asarray, dict(weights)))
     model = _with_rest(make, arrays, model)
-    if not train:
-        return for_evaluation(model), {}
-    return model, key_for(type(model).__call__)
+    return model if train else for_evaluation(model), key_for(type(model).__call__)
 
 
 @functools.cache
