@@ -475,11 +475,11 @@ class File(walk.File):
 
     def tied_names(self) -> dict[str, str]:
         """Returns the names of arrays that the file's model has only under another name."""
-        arrays = dict(self.model.named_parameters(remove_duplicate=False))
+        arrays = self.model.state_dict(keep_vars=True)
         tied = {f"{name}.weight" for name, part in self.model.named_modules()
                 if self._tied.get(id(part), (None, ""))[1]}  # fmt: skip
         if self.target.is_tree:
-            tied |= arrays.keys() - dict(self.model.named_parameters()).keys()
+            tied |= layers.second_names(self.model, counts=self.target.counts_batches)
         return {
             name: next(n for n, x in arrays.items() if x is arrays[name] and n not in tied)
             for name in sorted(tied)

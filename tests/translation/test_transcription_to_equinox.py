@@ -127,8 +127,8 @@ def test_weights_go_back_by_their_names(transcribed):
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first = nn.Linear(2, 2)
-        self.second = self.first
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.second.weight = self.first.weight
 
     def forward(self, x):
         return self.second(self.first(x))

@@ -26,6 +26,7 @@ from fmapper_translate.operations import negate
 from fmapper_translate.printing.folding import fold
 from fmapper_translate.targets import Target, derivatives, distributions, functions, pools, rows
 from fmapper_translate.targets import transformers as target_transformers
+from fmapper_translate.targets.layers import second_names
 from fmapper_translate.walk.errors import NotTranscribed
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class EquinoxTarget(Target):
     imports: ClassVar[Mapping[str, str]] = {
         "eqx": "import equinox as eqx", "Callable": "from collections.abc import Callable",
         "OrderedDict": "from collections import OrderedDict", "inspect": "import inspect",
+        "copy": "import copy",
     }  # fmt: skip
     dataclass = "@dataclass(eq=False)"  # which can be hashed
     dialect = EquinoxDialect
@@ -71,7 +73,9 @@ class EquinoxTarget(Target):
     part = "set_part({0}, {1!r}, {2})"
 
     def refuse(self, file: File) -> None:
-        """Refuses a model with an array at two places, or one that is not trained.
+        """Refuses a model with an array at two places, or a layer with one that is not trained.
+
+        Modules at two places may have such arrays.
 
         Raises:
             NotTranscribed: It has such an array.
@@ -80,12 +84,13 @@ class EquinoxTarget(Target):
         first: dict[int, str] = {}
         for name, array in model.named_parameters(remove_duplicate=False):
             other = first.setdefault(id(array), name)
-            if other != name and not file.is_tied(name):
+            if other != name and not file.is_tied(name) and not _is_shared(model, name):
                 raise NotTranscribed(
                     f"{name} is {other}, and a tree of Equinox has both, which training would "
                     "change apart; write it for Flax"
                 )
-            if not array.requires_grad and "." in name:
+            owner = model.get_submodule(name.rpartition(".")[0])
+            if not array.requires_grad and file.layers.base_of(type(owner)) is not None:
                 raise NotTranscribed(
                     f"{name} is not trained, which a tree of Equinox does not say; write it for "
                     "Flax"
@@ -107,10 +112,17 @@ class EquinoxTarget(Target):
 
     def frame(self, file: File, function: Function, body: list[str]) -> list[str]:
         """Returns the lines with the keys that are split off the one that is given."""
+        at = document_end(function, body)
+        if _shares(file):
+            if file.is_entry(function):
+                body = [*body[:at], "self = show_shared(self)", *body[at:]]
+            is_top = function.owner is file.maker_of(type(file.model))
+            if is_top and function.name == "__init__":
+                body = [*body, "self.shared_parts = hide_shared(self)"]
         keys = _keys_of(function)
         if sum(line.count(keys) for line in body) == 0:
             return body
-        at, keys = document_end(function, body), keys.removesuffix("()")
+        keys = keys.removesuffix("()")
         return [*body[:at], f"{keys} = Keys({_name_of_key(function)})", *body[at:]]
 
     def key(self, file: File, function: Function) -> ast.expr:
@@ -212,7 +224,9 @@ class EquinoxTarget(Target):
 
     def fields(self, file: File, cls: type) -> list[str]:
         """Returns the fields of a class."""
-        return list(fields_of(file, cls))
+        is_top = cls is file.maker_of(type(file.model))
+        shared = ["shared_parts: tuple = eqx.field(static=True)"] * (is_top and _shares(file))
+        return [*fields_of(file, cls), *shared]
 
     def open(self, net: types.ModuleType, name: str, weights: Mapping[str, Any]) -> Any:
         """Returns the arrays of a model, and the function that makes the model of them."""
@@ -229,6 +243,23 @@ def document_end(function: Function, body: list[str]) -> int:
         at for at, line in enumerate(body, 1) if line.endswith('"""') and (at > 1 or line != '"""')
     )
     return next(ends, 0)
+
+
+def _is_shared(model: nn.Module, name: str) -> bool:
+    """Returns whether an array is that of a module that has an earlier place, too."""
+    steps = name.split(".")
+    paths = [".".join(steps[:end]) for end in range(1, len(steps))]
+    first: dict[int, str] = {}
+    for path, part in model.named_modules(remove_duplicate=False):
+        if first.setdefault(id(part), path) != path and path in paths:
+            return True
+    return False
+
+
+def _shares(file: File) -> bool:
+    """Returns whether a file's model has a module with arrays at two places, and is trained."""
+    names = () if file.only_evaluation else second_names(file.model, counts=True)
+    return any(_is_shared(file.model, name) for name in names)
 
 
 def _name_of_key(function: Function) -> str:

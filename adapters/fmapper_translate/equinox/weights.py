@@ -5,6 +5,8 @@ A file takes the source of what it names; `TIED` is a table of its own.
 
 from __future__ import annotations
 
+import copy
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -67,6 +69,52 @@ def set_part(owner, name, value):
         object.__setattr__(owner, name, value)
     else:
         owner[name] = value
+
+
+def hide_shared(model):
+    """Removes parts of a new model from all places but the first; returns those places.
+
+    A tree would have copies there, which training changes apart.
+    """
+    first, hidden = {}, []
+
+    def walk(owner, path):
+        held = vars(owner) if isinstance(owner, eqx.Module) else owner
+        pairs = held.items() if isinstance(held, dict) else enumerate(held)
+        for step, part in list(pairs):
+            at = (*path, step)
+            if not isinstance(part, eqx.Module | list | tuple | dict):
+                continue
+            if isinstance(part, eqx.Module):
+                if id(part) in first:
+                    hidden.append((at, first[id(part)]))
+                    set_part(owner, step, None)
+                    continue
+                first[id(part)] = at
+            walk(part, at)
+
+    walk(model, ())
+    return tuple(hidden)
+
+
+def show_shared(model):
+    """Returns a model with its shared parts in all their places, for one call."""
+    for path, first in model.shared_parts:
+        part = model
+        for step in first:
+            part = getattr(part, step) if isinstance(part, eqx.Module) else part[step]
+        model = with_part(model, path, part)
+    return model
+
+
+def with_part(owner, path, part):
+    """Returns a copy of a module or container with another part, which has the other ones."""
+    if not path:
+        return part
+    new, (step, *rest) = copy.copy(owner), path
+    inner = getattr(owner, step) if isinstance(owner, eqx.Module) else owner[step]
+    set_part(new, step, with_part(inner, rest, part))
+    return new
 
 
 def initialize(owner, name, init, key):

@@ -211,6 +211,14 @@ def unused_counters(model: nn.Module, *, counts: bool) -> set[str]:
     }
 
 
+def second_names(model: nn.Module, *, counts: bool) -> set[str]:
+    """Returns the names in a state dict of arrays that have an earlier one; see above."""
+    arrays, first = model.state_dict(keep_vars=True), {}
+    for name, array in arrays.items():
+        first.setdefault(id(array), name)
+    return arrays.keys() - first.values() - unused_counters(model, counts=counts)
+
+
 def _tuple(value: Any) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else (value,)
 
