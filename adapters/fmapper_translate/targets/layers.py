@@ -213,7 +213,8 @@ def unused_counters(model: nn.Module, *, counts: bool) -> set[str]:
 
 def second_names(model: nn.Module, *, counts: bool) -> set[str]:
     """Returns the names in a state dict of arrays that have an earlier one; see above."""
-    arrays, first = model.state_dict(keep_vars=True), {}
+    arrays: Mapping[str, Any] = model.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
     for name, array in arrays.items():
         first.setdefault(id(array), name)
     return arrays.keys() - first.values() - unused_counters(model, counts=counts)

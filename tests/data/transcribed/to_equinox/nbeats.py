@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import equinox as eqx
@@ -34,6 +35,32 @@ class Linear(eqx.nn.Linear):
         return y if self.bias is None else y + self.bias
 
 
+def hide_shared(model):
+    """Removes parts of a new model from all places but the first; returns those places.
+
+    A tree would have copies there, which training changes apart.
+    """
+    first, hidden = {}, []
+
+    def walk(owner, path):
+        held = vars(owner) if isinstance(owner, eqx.Module) else owner
+        pairs = held.items() if isinstance(held, dict) else enumerate(held)
+        for step, part in list(pairs):
+            at = (*path, step)
+            if not isinstance(part, eqx.Module | list | tuple | dict):
+                continue
+            if isinstance(part, eqx.Module):
+                if id(part) in first:
+                    hidden.append((at, first[id(part)]))
+                    set_part(owner, step, None)
+                    continue
+                first[id(part)] = at
+            walk(part, at)
+
+    walk(model, ())
+    return tuple(hidden)
+
+
 def name_in_source(model, path):
     """Returns the name of an array in the source's state dict; None if it is not there."""
     steps = [*steps_to(model, path)]
@@ -52,6 +79,16 @@ def settings_of(owner, name):
     return type(owner).__dataclass_fields__[name].metadata if isinstance(owner, eqx.Module) else {}
 
 
+def show_shared(model):
+    """Returns a model with its shared parts in all their places, for one call."""
+    for path, first in model.shared_parts:
+        part = model
+        for step in first:
+            part = getattr(part, step) if isinstance(part, eqx.Module) else part[step]
+        model = with_part(model, path, part)
+    return model
+
+
 def steps_to(model, path):
     """Yields the parts on a key path, and the name or number of the next one in each."""
     owner = model
@@ -59,6 +96,24 @@ def steps_to(model, path):
         name = next(getattr(step, kind) for kind in ("name", "key", "idx") if hasattr(step, kind))
         yield owner, name
         owner = getattr(owner, name) if isinstance(owner, eqx.Module) else owner[name]
+
+
+def set_part(owner, name, value):
+    """Gives a part of a model that is still being made another array or module."""
+    if isinstance(owner, eqx.Module):
+        object.__setattr__(owner, name, value)
+    else:
+        owner[name] = value
+
+
+def with_part(owner, path, part):
+    """Returns a copy of a module or container with another part, which has the other ones."""
+    if not path:
+        return part
+    new, (step, *rest) = copy.copy(owner), path
+    inner = getattr(owner, step) if isinstance(owner, eqx.Module) else owner[step]
+    set_part(new, step, with_part(inner, rest, part))
+    return new
 
 
 def seasonality_model(thetas, t):
@@ -223,7 +278,7 @@ class NBeatsNet(eqx.Module):
     stack_types: tuple = eqx.field(static=True)
     stacks: list
     thetas_dim: tuple = eqx.field(static=True)
-    inference: bool  # set by eqx.nn.inference_mode
+    shared_parts: tuple = eqx.field(static=True)
 
     def __init__(
         self,
@@ -250,7 +305,7 @@ class NBeatsNet(eqx.Module):
         self.thetas_dim = thetas_dim
         for stack_id in range(len(self.stack_types)):
             self.stacks.append(self.create_stack(stack_id, key=keys()))
-        self.inference = False
+        self.shared_parts = hide_shared(self)
 
     def create_stack(self, stack_id, *, key):
         keys = Keys(key)
@@ -282,10 +337,7 @@ class NBeatsNet(eqx.Module):
             return GenericBlock
 
     def __call__(self, backcast):
-        if not self.inference:
-            raise NotImplementedError(
-                "this file is for evaluation alone: stacks.0.0.theta_b_fc.weight is stacks.0.0.theta_f_fc.weight, and a tree of Equinox has both, which training would change apart; write it for Flax"
-            )
+        self = show_shared(self)
         backcast = squeeze_last_dim(backcast)
         forecast = jnp.zeros((backcast.shape[0], self.forecast_length))  # maybe batch size
         for stack_id in range(len(self.stacks)):

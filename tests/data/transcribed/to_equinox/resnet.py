@@ -125,6 +125,7 @@ class Conv1d(eqx.Module):
     padding: Any = eqx.field(static=True)
     dilation: tuple[int, ...] = eqx.field(static=True)
     groups: int = eqx.field(static=True)
+    padding_mode: str = eqx.field(static=True)
 
     def __init__(
         self,
@@ -140,8 +141,9 @@ class Conv1d(eqx.Module):
         *,
         key,
     ):
-        if padding_mode != "zeros":
-            raise ValueError(f"{padding_mode} padding")
+        if padding_mode != "zeros" and isinstance(padding, str):
+            raise ValueError(f"{padding_mode} padding of a size that is called {padding!r}")
+        self.padding_mode = padding_mode
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size, self.stride = ntuple(kernel_size, self.rank), ntuple(stride, self.rank)
         self.dilation = ntuple(dilation, self.rank)
@@ -154,6 +156,9 @@ class Conv1d(eqx.Module):
     def __call__(self, x):
         is_named = isinstance(self.padding, str)
         pads = self.padding.upper() if is_named else [(size, size) for size in self.padding]
+        if self.padding_mode != "zeros":
+            modes = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+            x, pads = jnp.pad(x, [(0, 0), (0, 0), *pads], modes[self.padding_mode]), "VALID"
         y = jax.lax.conv_general_dilated(
             x,
             self.weight,

@@ -59,6 +59,32 @@ class Linear(eqx.nn.Linear):
         return y if self.bias is None else y + self.bias
 
 
+def hide_shared(model):
+    """Removes parts of a new model from all places but the first; returns those places.
+
+    A tree would have copies there, which training changes apart.
+    """
+    first, hidden = {}, []
+
+    def walk(owner, path):
+        held = vars(owner) if isinstance(owner, eqx.Module) else owner
+        pairs = held.items() if isinstance(held, dict) else enumerate(held)
+        for step, part in list(pairs):
+            at = (*path, step)
+            if not isinstance(part, eqx.Module | list | tuple | dict):
+                continue
+            if isinstance(part, eqx.Module):
+                if id(part) in first:
+                    hidden.append((at, first[id(part)]))
+                    set_part(owner, step, None)
+                    continue
+                first[id(part)] = at
+            walk(part, at)
+
+    walk(model, ())
+    return tuple(hidden)
+
+
 def layer_norm(x, axes=1, weight=None, bias=None, eps=1e-5):
     """Normalises the last axes to zero mean and unit variance, in float32."""
     axis = tuple(range(-axes, 0))
@@ -83,6 +109,16 @@ def settings_of(owner, name):
     return type(owner).__dataclass_fields__[name].metadata if isinstance(owner, eqx.Module) else {}
 
 
+def show_shared(model):
+    """Returns a model with its shared parts in all their places, for one call."""
+    for path, first in model.shared_parts:
+        part = model
+        for step in first:
+            part = getattr(part, step) if isinstance(part, eqx.Module) else part[step]
+        model = with_part(model, path, part)
+    return model
+
+
 def steps_to(model, path):
     """Yields the parts on a key path, and the name or number of the next one in each."""
     owner = model
@@ -90,6 +126,24 @@ def steps_to(model, path):
         name = next(getattr(step, kind) for kind in ("name", "key", "idx") if hasattr(step, kind))
         yield owner, name
         owner = getattr(owner, name) if isinstance(owner, eqx.Module) else owner[name]
+
+
+def set_part(owner, name, value):
+    """Gives a part of a model that is still being made another array or module."""
+    if isinstance(owner, eqx.Module):
+        object.__setattr__(owner, name, value)
+    else:
+        owner[name] = value
+
+
+def with_part(owner, path, part):
+    """Returns a copy of a module or container with another part, which has the other ones."""
+    if not path:
+        return part
+    new, (step, *rest) = copy.copy(owner), path
+    inner = getattr(owner, step) if isinstance(owner, eqx.Module) else owner[step]
+    set_part(new, step, with_part(inner, rest, part))
+    return new
 
 
 class T5Config:
@@ -487,7 +541,7 @@ class T5ForConditionalGeneration(eqx.Module):
     encoder: T5Stack
     decoder: T5Stack
     lm_head: Linear
-    inference: bool  # set by eqx.nn.inference_mode
+    shared_parts: tuple = eqx.field(static=True)
 
     def __init__(self, config, *, key):
         keys = Keys(key)
@@ -505,14 +559,11 @@ class T5ForConditionalGeneration(eqx.Module):
         self.decoder = T5Stack(decoder_config, self.shared, key=keys())
 
         self.lm_head = Linear(config.d_model, config.vocab_size, bias=False, key=keys())
-        self.inference = False
+        self.shared_parts = hide_shared(self)
 
     def __call__(self, input_ids, decoder_input_ids, *, key=None):
         keys = Keys(key)
-        if not self.inference:
-            raise NotImplementedError(
-                "this file is for evaluation alone: encoder.embed_tokens.weight is shared.weight, and a tree of Equinox has both, which training would change apart; write it for Flax"
-            )
+        self = show_shared(self)
         # Encode if needed (training, first prediction pass)
         hidden_states = self.encoder(input_ids, key=keys())
 
