@@ -88,9 +88,8 @@ class File(walk.File):
         model: nn.Module,
         target: Target,
         *,
-        only_evaluation: str = "",
-        gives_initial_values: bool = True,
-    ) -> None:
+        only_evaluation: str = "", gives_initial_values: bool = True,
+    ) -> None:  # fmt: skip
         self.target, self.layers, self.helpers = target, target.layers, target.helpers
         super().__init__(recording, model)
         self.configs.header = target.dataclass
@@ -310,7 +309,8 @@ class File(walk.File):
         """Returns the call of the constructor of a class of the model, without devices."""
         given = [value for value in args if not isinstance(value, torch.device)]
         named = {key: x for key, x in kwargs.items() if not isinstance(x, torch.device)}
-        return super().call(cls, given, named)
+        made = super().call(cls, given, named)
+        return self.target.give_keys(made) if cls is type(self.model) else made
 
     def _more_arguments(self, cls: type) -> list[ast.keyword]:
         name = self.target.random

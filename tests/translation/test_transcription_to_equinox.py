@@ -254,3 +254,24 @@ def test_values_that_methods_share_within_a_call_are_in_slots():
     assert jax.tree.structure(other) == jax.tree.structure(twin)
     first, second = (eqx.filter_jit(twin)(x.numpy(), key=jax.random.key(i)) for i in range(2))
     assert not np.allclose(first, second)
+
+
+class Around(nn.Module):
+    def __init__(self, net, last):
+        super().__init__()
+        self.net = net
+        self.last = last
+
+    def forward(self, x):
+        return self.last(self.net(x))
+
+
+def test_modules_that_a_model_is_given_get_keys_of_their_own():
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    model, x = Around(net, Around(nn.Linear(3, 3), nn.Tanh())).eval(), torch.randn(2, 3)
+    made = transcribe(model, (x,), target="equinox")
+    space, twin = opened(made, model)
+    assert np.allclose(twin(x.numpy()), model(x).detach(), atol=1e-6)
+    first = space["make_model"](key=jax.random.key(0))
+    arrays = [first.net[0].weight, first.net[2].weight, first.last.net.weight]
+    assert len({float(array[0, 0]) for array in arrays}) == 3

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _UNCHANGED = "a module of Equinox does not change when it is called"
 _KEYS = "keys()"
+_FOLDED = "jax.random.fold_in(key, "
 _STATISTICS = "statistics"
 
 
@@ -104,6 +105,17 @@ class EquinoxTarget(Target):
         """Returns `key`, which calls need not give."""
         default = None if function.makes_modules or constructs else ast.Constant(None)
         return ast.arg(_name_of_key(function)), default
+
+    def give_keys(self, call: ast.expr) -> ast.expr:
+        """Returns the call that makes a model, with a key for each module that it is given."""
+        inner = [
+            node for arg in ast.walk(call) if isinstance(arg, ast.Call) and arg is not call
+            for node in arg.keywords
+            if text(node.value) in ("key", _KEYS) or text(node.value).startswith(_FOLDED)
+        ]  # fmt: skip
+        for number, keyword in enumerate(inner, 1):
+            keyword.value = expr(f"{_FOLDED}{number})")
+        return call
 
     def more_parameters(self, file: File, function: Function) -> list[tuple[ast.arg, Any]]:
         """Returns `statistics`, which calls in evaluation need not give."""

@@ -178,6 +178,10 @@ class Target(ABC):
         """Returns the random keys of a scan's body: a parameter, first lines, and an argument."""
         return "", [], ""
 
+    def give_keys(self, call: ast.expr) -> ast.expr:
+        """Returns the call that makes a model, with random numbers for modules that it is given."""
+        return call
+
     def draw(self) -> ast.expr:
         """Returns the code for a random key when a model is made."""
         return literal(self.source().value)
