@@ -225,6 +225,12 @@ def special(expressions: Expressions, call: ast.Call, callee: Any) -> ast.expr |
         given = [value for node in call.args for value in expressions.values(node)]
         if any(map(_is_other_tree, given)):
             raise NotTranscribed("JAX sorts the keys of dicts in trees, and has no leaf for None")
+    if callee is hasattr and expressions.file.target.is_tree:  # whose classes declare attributes
+        owners = [x for x in expressions.values(call.args[0]) if isinstance(x, nn.Module)]
+        asked = expressions.values(call.args[1]) or [getattr(call.args[1], "value", None)]
+        if owners and not any(getattr(x, str(n), n) is None for x in owners for n in asked):
+            owner, name = map(expressions.code, call.args)
+            return expr("getattr({0}, {1}, None) is not None", owner, name)
     if callee is nn.functional.multi_head_attention_forward:
         return attention_forward(expressions, call)
     if isinstance(call.func, ast.Attribute):

@@ -275,3 +275,38 @@ def test_modules_that_a_model_is_given_get_keys_of_their_own():
     first = space["make_model"](key=jax.random.key(0))
     arrays = [first.net[0].weight, first.net[2].weight, first.last.net.weight]
     assert len({float(array[0, 0]) for array in arrays}) == 3
+
+
+class Optional(nn.Module):
+    """Has a part in one of two places."""
+
+    def __init__(self, merged):
+        super().__init__()
+        if merged:
+            self.merged = nn.Linear(3, 3)
+        else:
+            self.norm = nn.LayerNorm(3)
+
+    def forward(self, x):
+        if hasattr(self, "merged"):
+            return self.merged(x)
+        return self.norm(x)
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([Optional(False), Optional(True)])
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def test_an_attribute_that_some_objects_lack_is_none():
+    model, x = Both().eval(), torch.randn(2, 3)
+    made = transcribe(model, (x,), target="equinox")
+    assert 'if getattr(self, "merged", None) is not None:' in made.code
+    _, twin = opened(made, model)
+    assert np.allclose(twin(x.numpy()), model(x).detach(), atol=1e-6)
